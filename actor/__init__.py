@@ -1,0 +1,1 @@
+"""Actor: samples trajectories with vLLM and environments, and receives weights."""

@@ -1,0 +1,1 @@
+"""Broker: records, run log, task queue, leases and the weight channel on NATS JetStream."""

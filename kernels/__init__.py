@@ -1,0 +1,1 @@
+"""Kernels: attention over packed sequences and per-token log-probabilities."""

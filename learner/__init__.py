@@ -1,0 +1,1 @@
+"""Learner: reads the run log, forms batches, trains, and publishes weights."""

@@ -1,0 +1,1 @@
+"""Sandbox: runs untrusted commands and scorers in nsjail with proven limits."""

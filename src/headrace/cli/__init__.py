@@ -1,0 +1,1 @@
+"""Command line: one file per command, none of which imports torch or vLLM at the top."""

@@ -1,0 +1,448 @@
+"""The configuration of a run: one tree of frozen structs, read from TOML files and `a.b=value`.
+
+Files are merged from left to right, then the overrides; the result is validated after every layer
+so that an error names the file or argument it came from. `resolved` writes the tree into the run
+folder. There is no other way to configure a run; no environment variable is read.
+"""
+
+import difflib
+import hashlib
+import tomllib
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+import msgspec
+from msgspec import Struct, field
+
+from headrace.errors import ConfigError
+
+
+class Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of every table of the configuration."""
+
+
+class Run(Section, frozen=True, kw_only=True):
+    """What run this is and where it lives."""
+
+    dir: str = "runs/run"
+    """Folder of the run: resolved configuration, logs, metrics, archive and checkpoints."""
+    name: str = ""
+    """Name on the broker; empty means the last part of `run.dir`."""
+    seed: int = 0
+    """Seed of every random choice: curriculum, sampling, task generation."""
+
+
+class Broker(Section, frozen=True, kw_only=True):
+    """How processes find the message broker."""
+
+    url: str = "nats://127.0.0.1:4222"
+    """Address of the broker. `headrace train` starts a bundled one when it is on loopback."""
+    log_bytes: int = 2 << 30
+    """Limit of the run log in bytes; purged below the oldest kept checkpoint."""
+    connect_s: float = 60.0
+    """Deadline in seconds for reaching the broker, at start and after a loss."""
+
+
+class Model(Section, frozen=True, kw_only=True):
+    """The language model."""
+
+    path: str = ""
+    """Hugging Face folder of the base model; it is never modified."""
+    recipe: str = ""
+    """How to make `model.path` where it does not exist: `smollm2-135m-instruct` or `tiny-llama`."""
+    dtype: str = "bfloat16"
+    """`bfloat16`, `float16` or `float32`: what is published, sampled from and trained through."""
+
+    def __post_init__(self) -> None:
+        _one_of("dtype", self.dtype, ("bfloat16", "float16", "float32"))
+
+
+class Actors(Section, frozen=True, kw_only=True):
+    """Processes that sample trajectories."""
+
+    count: int = 1
+    """Actors that `headrace train` starts; more may join at any time."""
+    groups_in_flight: int = 4
+    """Groups one actor works on at the same time."""
+    max_model_len: int = 1024
+    """Longest sequence of an episode in tokens."""
+    kv_cache_bytes: int = 256 << 20
+    """Key-value cache of one actor in bytes."""
+    threads: int = 1
+    """CPU threads of the engine; ignored on GPUs."""
+    pools: list[str] = field(default_factory=lambda: ["default"])
+    """Task pools that `headrace train`'s actors serve."""
+
+    def __post_init__(self) -> None:
+        _at_least("count", self.count, 0)
+        _at_least("groups_in_flight", self.groups_in_flight, 1)
+        _at_least("threads", self.threads, 1)
+
+
+class Sampling(Section, frozen=True, kw_only=True):
+    """How tokens are sampled. There is no truncation: top_p = 1 and top_k = 0 always."""
+
+    temperature: float = 1.0
+    """Softmax temperature; the learner divides its logits by the same number."""
+    max_new_tokens: int = 256
+    """Upper bound of sampled tokens per turn; a domain may ask for fewer."""
+
+    def __post_init__(self) -> None:
+        if not self.temperature > 0:
+            raise ValueError(f"temperature must be above 0, got {self.temperature}")
+        _at_least("max_new_tokens", self.max_new_tokens, 1)
+
+
+class Attempts(Section, frozen=True, kw_only=True):
+    """Deadlines and retries of environment-side failures."""
+
+    max: int = 3
+    """Attempts that may be started on a slot before it is recorded as failed."""
+    slot_deadline_s: float = 900.0
+    """Seconds after issue when an empty slot is decided as failed (`no_actor`)."""
+    episode_s: float = 300.0
+    """Wall-clock limit of one episode in seconds; exceeding it is the environment's failure."""
+    ack_wait_s: float = 30.0
+    """Seconds without a heartbeat after which the broker gives a task to another actor."""
+
+    def __post_init__(self) -> None:
+        _at_least("max", self.max, 1)
+
+
+class Staleness(Section, frozen=True, kw_only=True):
+    """How far sampling may lag behind training."""
+
+    max_versions: int = 2
+    """No token is trained at version v if sampled by weights older than v minus this; 0 is
+    synchronous."""
+
+    def __post_init__(self) -> None:
+        _at_least("max_versions", self.max_versions, 0)
+
+
+class TruncatedIS(Section, frozen=True, kw_only=True, tag_field="kind", tag="truncated_is"):
+    """Policy gradient with the importance ratio truncated from above."""
+
+    cap: float = 2.0
+    """Largest importance ratio."""
+
+
+class DecoupledPPO(Section, frozen=True, kw_only=True, tag_field="kind", tag="decoupled_ppo"):
+    """PPO whose proximal policy is the learner's at the start of the step, not the sampler."""
+
+    clip: float = 0.2
+    """Clip range of the ratio to the proximal policy."""
+    cap: float = 5.0
+    """Largest behaviour weight (proximal over sampler)."""
+
+
+class GRPO(Section, frozen=True, kw_only=True, tag_field="kind", tag="grpo"):
+    """Clipped surrogate against the sampler."""
+
+    clip_low: float = 0.2
+    """Lower clip range of the ratio."""
+    clip_high: float = 0.2
+    """Upper clip range of the ratio."""
+
+
+Loss = TruncatedIS | DecoupledPPO | GRPO
+
+
+class Learner(Section, frozen=True, kw_only=True):
+    """The optimizer side."""
+
+    steps: int = 10
+    """Optimizer steps of the run."""
+    batch_groups: int = 8
+    """Informative groups in a batch; always exactly this many."""
+    group_size: int = 8
+    """Samples of one task."""
+    advantage: str = "group_std"
+    """`group_std` (divided by the group's standard deviation), `group_mean` or `leave_one_out`."""
+    loss: Loss = field(default_factory=TruncatedIS)
+    """Loss and its parameters; `kind` is `truncated_is`, `decoupled_ppo` or `grpo`."""
+    lr: float = 1e-5
+    """Learning rate of AdamW."""
+    betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
+    """Moment decay rates of AdamW."""
+    weight_decay: float = 0.0
+    """Decoupled weight decay."""
+    clip_grad: float = 1.0
+    """Largest gradient norm."""
+    warmup_steps: int = 0
+    """Steps over which the learning rate rises linearly from 0."""
+    token_budget: int = 4096
+    """Tokens of one packed micro-batch."""
+    share_prompts: bool = True
+    """Compute the common prompt of a group once."""
+    threads: int = 1
+    """CPU threads of the learner; ignored on GPUs."""
+    checkpoint_every: int = 8
+    """Steps between checkpoints."""
+    keep_checkpoints: int = 2
+    """Checkpoints that are kept; the newest is also the resume point."""
+    max_filtered: int = 200
+    """Filtered groups in a row, without a step, after which the run stops."""
+    idle_s: float = 600.0
+    """Seconds without a new record after which the learner gives up, naming what it waits for."""
+
+    def __post_init__(self) -> None:
+        for name in (
+            "steps",
+            "batch_groups",
+            "token_budget",
+            "threads",
+            "checkpoint_every",
+            "keep_checkpoints",
+            "max_filtered",
+        ):
+            _at_least(name, getattr(self, name), 1)
+        _at_least("group_size", self.group_size, 2)
+        _one_of("advantage", self.advantage, ("group_std", "group_mean", "leave_one_out"))
+        if len(self.betas) != 2:
+            raise ValueError(f"betas must be two numbers, got {self.betas}")
+
+
+class Weights(Section, frozen=True, kw_only=True):
+    """How new weights reach the actors."""
+
+    bucket_bytes: int = 16 << 20
+    """Size of one broadcast bucket in bytes."""
+    anchor_every: int = 8
+    """Versions between full anchors on the broker; deltas in between."""
+    interface: str = "127.0.0.1"
+    """Address of the network interface on which the learner's broadcast store listens."""
+    round_s: float = 30.0
+    """Deadline of one broadcast round in seconds; members that miss it are left out."""
+
+
+class DomainMix(Section, frozen=True, kw_only=True):
+    """One domain of the run's mix."""
+
+    id: str
+    """Identifier of a registered domain; `headrace domain list` shows them."""
+    weight: float = 1.0
+    """Share of the issued training groups, relative to the other domains."""
+    level: int = 0
+    """Difficulty level of the tasks."""
+    pool: str = "default"
+    """Task pool whose actors run this domain."""
+
+
+class Probes(Section, frozen=True, kw_only=True):
+    """Held-out evaluation through the same actors; probes are never trained on."""
+
+    tasks: int = 50
+    """Held-out tasks per domain, sampled once each, before the first and after the last step; 0
+    turns probing off."""
+
+
+class Config(Section, frozen=True, kw_only=True):
+    """The whole configuration of a run."""
+
+    run: Run = field(default_factory=Run)
+    """What run this is and where it lives."""
+    broker: Broker = field(default_factory=Broker)
+    """How processes find the message broker."""
+    model: Model = field(default_factory=Model)
+    """The language model."""
+    actors: Actors = field(default_factory=Actors)
+    """Processes that sample trajectories."""
+    sampling: Sampling = field(default_factory=Sampling)
+    """How tokens are sampled."""
+    attempts: Attempts = field(default_factory=Attempts)
+    """Deadlines and retries of environment-side failures."""
+    staleness: Staleness = field(default_factory=Staleness)
+    """How far sampling may lag behind training."""
+    learner: Learner = field(default_factory=Learner)
+    """The optimizer side."""
+    weights: Weights = field(default_factory=Weights)
+    """How new weights reach the actors."""
+    domains: list[DomainMix] = field(default_factory=list)
+    """The domains and their shares."""
+    probes: Probes = field(default_factory=Probes)
+    """Held-out evaluation."""
+
+    @property
+    def run_name(self) -> str:
+        """Name of the run on the broker."""
+        return self.run.name or Path(self.run.dir).name.lower()
+
+
+def load(files: list[Path], overrides: list[str]) -> Config:
+    """Merge TOML files from left to right, then `a.b=value` overrides, and validate.
+
+    Raises:
+        ConfigError: a file is missing or not TOML, a key is unknown (the nearest right one is
+            named), or a value has the wrong type or range.
+    """
+    tree: dict[str, Any] = {}
+    config = Config()
+    for path in files:
+        tree = _merge(tree, _read(path))
+        config = _convert(tree, str(path))
+    for override in overrides:
+        tree = _merge(tree, _parse_override(override))
+        config = _convert(tree, f"argument {override!r}")
+    return config
+
+
+def from_json(data: bytes, *, where: str) -> Config:
+    """Read a resolved configuration.
+
+    Raises:
+        ConfigError: it is not one.
+    """
+    try:
+        tree = msgspec.json.decode(data)
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"{where}: not a resolved configuration: {error}") from error
+    return _convert(tree, where)
+
+
+def to_json(config: Config) -> bytes:
+    """Resolved configuration as readable JSON with every default filled in."""
+    return msgspec.json.format(msgspec.json.encode(config), indent=2) + b"\n"
+
+
+def fingerprint(config: Config) -> str:
+    """Hash of everything that every process of a run must agree on.
+
+    The run folder and the broker's address differ between machines and do not count.
+    """
+    tree = msgspec.to_builtins(config)
+    tree["run"].pop("dir")
+    tree["run"].pop("name")
+    tree.pop("broker")
+    tree["actors"].pop("count")
+    return hashlib.sha256(msgspec.json.encode(tree, order="sorted")).hexdigest()[:16]
+
+
+def difference(old: Config, new: Config) -> list[str]:
+    """One line `key: old -> new` for each value that differs."""
+    left, right = _flatten(msgspec.to_builtins(old)), _flatten(msgspec.to_builtins(new))
+    return [
+        f"{key}: {left.get(key, '(absent)')!r} -> {right.get(key, '(absent)')!r}"
+        for key in sorted(left.keys() | right.keys())
+        if left.get(key) != right.get(key)
+    ]
+
+
+def _flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
+    if isinstance(tree, dict):
+        pairs = tree.items()
+    elif isinstance(tree, list):
+        pairs = {str(i): item for i, item in enumerate(tree)}.items()
+    else:
+        return {prefix: tree}
+    flat: dict[str, Any] = {}
+    for key, value in pairs:
+        flat |= _flatten(value, f"{prefix}.{key}" if prefix else str(key))
+    return flat
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not TOML: {error}") from error
+
+
+def _parse_override(text: str) -> dict[str, Any]:
+    key, equals, raw = text.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"argument {text!r}: overrides have the form section.key=value")
+    try:
+        value = tomllib.loads(f"value = {raw}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = raw
+    tree: Any = value
+    for part in reversed(key.split(".")):
+        tree = {part: tree}
+    assert isinstance(tree, dict)
+    return tree
+
+
+def _merge(base: dict[str, Any], layer: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in layer.items():
+        old = merged.get(key)
+        # a layer that names another variant of a union replaces the table
+        if (
+            isinstance(value, dict)
+            and isinstance(old, dict)
+            and ("kind" not in value or value["kind"] == old.get("kind"))
+        ):
+            merged[key] = _merge(old, value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def _convert(tree: dict[str, Any], where: str) -> Config:
+    try:
+        return msgspec.convert(tree, Config)
+    except (msgspec.ValidationError, ValueError) as error:
+        raise ConfigError(f"{where}: {_explain(str(error), tree)}") from error
+
+
+def _explain(message: str, tree: dict[str, Any]) -> str:
+    """Name the key's full path and the nearest existing key, where a key is unknown."""
+    text, _, path = message.partition(" - at `$")
+    keys = [part for part in path.rstrip("`").replace("[", ".[").split(".") if part]
+    if "unknown field" not in text:
+        return f"{'.'.join(keys)}: {text}" if keys else text
+    unknown = text.rpartition("`")[0].rpartition("`")[2]
+    struct = _struct_at(keys, tree)
+    names = struct.__struct_fields__ if struct else ()
+    near = difflib.get_close_matches(unknown, names, n=1, cutoff=0.5)
+    everywhere = _all_keys(Config)
+    full = ".".join([*keys, unknown])
+    if not near:
+        near = difflib.get_close_matches(full, everywhere, n=1, cutoff=0.5)
+        hint = near[0] if near else ""
+    else:
+        hint = ".".join([*keys, near[0]])
+    return f"unknown key {full!r}" + (f"; did you mean {hint!r}?" if hint else "")
+
+
+def _struct_at(keys: list[str], tree: dict[str, Any]) -> Any:
+    kind: Any = Config
+    value: Any = tree
+    for key in keys:
+        if key.startswith("["):
+            kind = get_args(kind)[0]
+            value = value[0] if isinstance(value, list) and value else {}
+        else:
+            kind = kind.__annotations__.get(key)
+            value = value.get(key, {}) if isinstance(value, dict) else {}
+        if get_args(kind) and get_origin(kind) is not list:
+            wanted = value.get("kind") if isinstance(value, dict) else None
+            variants = get_args(kind)
+            kind = next((v for v in variants if v.__struct_config__.tag == wanted), variants[0])
+    return kind if isinstance(kind, type) and issubclass(kind, Struct) else None
+
+
+def _all_keys(kind: type[Struct], prefix: str = "") -> list[str]:
+    keys: list[str] = []
+    for name in kind.__struct_fields__:
+        annotation = kind.__annotations__.get(name)
+        full = f"{prefix}{name}"
+        keys.append(full)
+        if isinstance(annotation, type) and issubclass(annotation, Section):
+            keys += _all_keys(annotation, f"{full}.")
+    return keys
+
+
+def _at_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}")
+
+
+def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        near = difflib.get_close_matches(value, choices, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}{hint}")

@@ -1,0 +1,1 @@
+"""Environments: the extension point for domains, tasks, sessions and verdicts."""

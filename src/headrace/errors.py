@@ -1,0 +1,59 @@
+"""The errors that headrace raises on purpose; anything else that escapes is a bug.
+
+Each message says what was wrong, where, and what to do. The command line prints the message of a
+`HeadraceError` on one line and exits with its `exit_code`; other exceptions keep their traceback.
+"""
+
+
+class HeadraceError(Exception):
+    """Base of every deliberate error."""
+
+    exit_code = 1
+
+
+class ConfigError(HeadraceError):
+    """A configuration, argument or file that the user gave is wrong."""
+
+    exit_code = 2
+
+
+class RunMismatchError(HeadraceError):
+    """A process and the run it tries to join disagree (configuration, identity, lineage, model)."""
+
+    exit_code = 2
+
+
+class BrokerError(HeadraceError):
+    """The broker is unreachable, refuses an operation, or is not set up as the run requires."""
+
+
+class LogError(BrokerError):
+    """The run log is not what the reader's position says it is: behind, purged beyond, replaced."""
+
+
+class FencedError(BrokerError):
+    """A newer writer of the same role exists; this process must stop before any further effect."""
+
+
+class RecordError(HeadraceError):
+    """A record does not decode, is of the wrong type, or exceeds a limit."""
+
+
+class DeadlineError(HeadraceError):
+    """A wait ended by its deadline; the message names whom or what it waited for."""
+
+
+class WeightError(HeadraceError):
+    """Weights are incomplete, corrupt, of the wrong base, or could not be applied."""
+
+
+class EngineError(HeadraceError):
+    """The inference engine failed or can no longer serve."""
+
+
+class SandboxError(HeadraceError):
+    """The sandbox itself failed, or was asked for something it cannot do. Never the candidate's."""
+
+
+class TaskError(HeadraceError):
+    """A domain produced a task, session or verdict that breaks the environment protocol."""

@@ -1,0 +1,1 @@
+"""Monitor: metrics, logs and live progress."""
