@@ -1,0 +1,6 @@
+"""Entry point of the `headrace` command."""
+
+
+def main() -> int:
+    """Run the command line."""
+    return 0
