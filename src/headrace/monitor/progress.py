@@ -1,8 +1,9 @@
 """What a run says about itself while it goes on and at its end.
 
-The learner is the only writer. `progress.json` is replaced whole about once a second, `summary.json`
-is written once; both by rename, so a reader sees an old file or a new one and never half of one.
-`headrace train`, `headrace status` and dashboards read them; nothing in a run depends on them.
+The learner is the only writer. `progress.json` is replaced whole about once a second and
+`summary.json` is written once, both by rename: a reader sees an old file or a new one and never
+half of one.
+`headrace train` and dashboards read them; nothing in a run depends on them.
 """
 
 import math
