@@ -51,6 +51,16 @@ class RunNames:
         return f"HEADRACE_{self.run}_LEASES"
 
     @property
+    def dead_stream(self) -> str:
+        """Stream that keeps records which did not decode or verify."""
+        return f"HEADRACE_{self.run}_DEAD"
+
+    @property
+    def model_bucket(self) -> str:
+        """Object store of the tokenizer and model configuration files."""
+        return f"HEADRACE_{self.run}_MODEL"
+
+    @property
     def weights_stream(self) -> str:
         """Stream of weight manifests and chunks."""
         return f"HEADRACE_{self.run}_WEIGHTS"
@@ -83,9 +93,13 @@ class RunNames:
         """Subject that keeps the bytes of a record that did not decode or verify."""
         return f"{self.prefix}.dead.{group}.{index}"
 
-    def tasks(self, pool: str) -> str:
-        """Subject of the task queue of one pool."""
-        return f"{self.prefix}.tasks.{pool}"
+    def task(self, pool: str, group: int | str) -> str:
+        """Subject of the queued task of one group; `>` or `*` as the group selects all."""
+        return f"{self.prefix}.tasks.{pool}.{group}"
+
+    def pool_consumer(self, pool: str) -> str:
+        """Durable consumer that hands out the tasks of one pool."""
+        return f"pool_{pool}"
 
     def start(self, group: int | str) -> str:
         """Subject of the attempt starts of one group."""

@@ -62,8 +62,8 @@ class Actors(Section, frozen=True, kw_only=True):
 
     count: int = 1
     """Actors that `headrace train` starts; more may join at any time."""
-    groups_in_flight: int = 4
-    """Groups one actor works on at the same time."""
+    samples_in_flight: int = 32
+    """Samples that one actor runs at the same time."""
     max_model_len: int = 1024
     """Longest sequence of an episode in tokens."""
     kv_cache_bytes: int = 256 << 20
@@ -75,7 +75,7 @@ class Actors(Section, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         _at_least("count", self.count, 0)
-        _at_least("groups_in_flight", self.groups_in_flight, 1)
+        _at_least("samples_in_flight", self.samples_in_flight, 1)
         _at_least("threads", self.threads, 1)
 
 
