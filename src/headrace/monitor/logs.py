@@ -1,0 +1,78 @@
+"""One log format for every process: JSON lines in the run folder, short lines on stderr.
+
+Modules log through `logging.getLogger(__name__)`; what an event is about goes into `extra` under
+the names of `CONTEXT`, so that all files of a run can be searched by one schema.
+"""
+
+import logging
+import sys
+from pathlib import Path
+from typing import TextIO
+
+import msgspec
+
+CONTEXT = ("group", "sample", "domain", "version")
+"""Keys of `extra` that are carried into the JSON lines."""
+
+_HUMAN = "%(asctime)s %(levelname).1s {role} %(message)s"
+
+
+class _JsonLines(logging.Formatter):
+    """One JSON object per record: time, level, role, id, run, event, and the context given."""
+
+    def __init__(self, role: str, ident: str, run: str) -> None:
+        super().__init__()
+        self._who = {"role": role, "id": ident, "run": run}
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See `logging.Formatter.format`."""
+        line = {"time": record.created, "level": record.levelname.lower(), **self._who}
+        line["event"] = record.getMessage()
+        line["logger"] = record.name
+        line |= {key: record.__dict__[key] for key in CONTEXT if key in record.__dict__}
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(line, enc_hook=str).decode()
+
+
+def setup_logging(
+    role: str,
+    ident: str,
+    run_dir: Path | None,
+    *,
+    run: str = "",
+    stream: TextIO | None = None,
+    level: int = logging.INFO,
+) -> None:
+    """Send this process's log records to stderr and, with a run folder, to its own JSON file.
+
+    Calling it again replaces the former destinations.
+
+    Args:
+        role: `broker`, `learner`, `actor` or the command's name.
+        ident: identifier of the process within its role.
+        run_dir: run folder; the file is `logs/<role>-<ident>.jsonl` in it, appended to.
+        run: name of the run; the folder's name where empty.
+        stream: where the human lines go; stderr where not given.
+        level: lowest level of headrace's own records; other libraries' start at warning.
+    """
+    root = logging.getLogger()
+    for old in list(root.handlers):
+        if getattr(old, "headrace", False):
+            root.removeHandler(old)
+            old.close()
+    human = logging.StreamHandler(stream or sys.stderr)
+    who = f"{role}-{ident}" if ident else role
+    human.setFormatter(logging.Formatter(_HUMAN.format(role=who), "%H:%M:%S"))
+    handlers: list[logging.Handler] = [human]
+    if run_dir is not None:
+        folder = run_dir / "logs"
+        folder.mkdir(parents=True, exist_ok=True)
+        file = logging.FileHandler(folder / f"{who}.jsonl", encoding="utf-8")
+        file.setFormatter(_JsonLines(role, ident, run or run_dir.name))
+        handlers.append(file)
+    for handler in handlers:
+        handler.headrace = True  # type: ignore[attr-defined]  # how a second call finds them
+        root.addHandler(handler)
+    root.setLevel(logging.WARNING)
+    logging.getLogger("headrace").setLevel(level)
