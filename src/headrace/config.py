@@ -272,6 +272,8 @@ class Config(Section, frozen=True, kw_only=True):
 def load(files: list[Path], overrides: list[str]) -> Config:
     """Merge TOML files from left to right, then `a.b=value` overrides, and validate.
 
+    A file that ends in `.json` is read as a resolved configuration.
+
     Raises:
         ConfigError: a file is missing or not TOML, a key is unknown (the nearest right one is
             named), or a value has the wrong type or range.
@@ -342,12 +344,17 @@ def _flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    stored = path.suffix == ".json"
     try:
-        return tomllib.loads(path.read_text())
+        text = path.read_text()
+        tree: dict[str, Any] = (
+            msgspec.json.decode(text, type=dict[str, Any]) if stored else tomllib.loads(text)
+        )
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not TOML: {error}") from error
+    except (tomllib.TOMLDecodeError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not {'JSON' if stored else 'TOML'}: {error}") from error
+    return tree
 
 
 def _parse_override(text: str) -> dict[str, Any]:
