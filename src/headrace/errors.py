@@ -57,3 +57,7 @@ class SandboxError(HeadraceError):
 
 class TaskError(HeadraceError):
     """A domain produced a task, session or verdict that breaks the environment protocol."""
+
+
+class TrainingError(HeadraceError):
+    """A batch cannot be trained: not finite, empty, or sampled by a version that does not exist."""
