@@ -61,3 +61,7 @@ class TaskError(HeadraceError):
 
 class TrainingError(HeadraceError):
     """A batch cannot be trained: not finite, empty, or sampled by a version that does not exist."""
+
+
+class CheckpointError(HeadraceError):
+    """A checkpoint cannot be written, or is incomplete, corrupt or of another model."""
