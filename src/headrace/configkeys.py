@@ -1,0 +1,83 @@
+"""Every configuration key with its type, default and meaning, read from `headrace.config`."""
+
+import ast
+import inspect
+from dataclasses import dataclass
+from types import UnionType
+from typing import Any, get_args, get_origin
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import fields
+
+from headrace import config
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key that a run file or an argument may set."""
+
+    name: str
+    type: str
+    default: str
+    """As it is written in TOML; empty where the key must be given."""
+    meaning: str
+
+
+def every_key() -> list[Key]:
+    """All keys in the order of the tree; `[]` stands for an element of a list of tables."""
+    return _keys(config.Config, "", _docstrings())
+
+
+def _keys(kind: type[Struct], prefix: str, docs: dict[str, dict[str, str]]) -> list[Key]:
+    keys: list[Key] = []
+    for item in fields(kind):
+        name, meaning = f"{prefix}{item.name}", docs[kind.__name__].get(item.name, "")
+        tables = _tables(item.type)
+        listed = get_origin(item.type) is list
+        if not tables:
+            keys.append(Key(name, _type_name(item.type), _default(item), meaning))
+        for table in tables:
+            tag = table.__struct_config__.tag
+            if tag:
+                keys.append(Key(f"{name}.kind", "str", f'"{tag}"', docs[table.__name__][""]))
+            keys += _keys(table, f"{name}{'[]' if listed else ''}.", docs)
+    return keys
+
+
+def _tables(annotation: Any) -> list[type[Struct]]:
+    """The tables that may stand under a key: none for a plain value, several for a union."""
+    options = get_args(annotation) or (annotation,)
+    return [kind for kind in options if isinstance(kind, type) and issubclass(kind, Struct)]
+
+
+def _type_name(annotation: Any) -> str:
+    if isinstance(annotation, UnionType) or get_origin(annotation):
+        return str(annotation)
+    return str(annotation.__name__)
+
+
+def _default(item: msgspec.structs.FieldInfo) -> str:
+    if item.default is not msgspec.NODEFAULT:
+        return msgspec.json.encode(item.default).decode()
+    if item.default_factory is not msgspec.NODEFAULT:
+        return msgspec.json.encode(item.default_factory()).decode()
+    return ""
+
+
+def _docstrings() -> dict[str, dict[str, str]]:
+    """Docstring under each field, by class and field; the class's own under the empty name."""
+    found: dict[str, dict[str, str]] = {}
+    for node in ast.parse(inspect.getsource(config)).body:
+        if not isinstance(node, ast.ClassDef):
+            continue
+        docs = found.setdefault(node.name, {"": " ".join((ast.get_docstring(node) or "").split())})
+        for field, text in zip(node.body, node.body[1:], strict=False):
+            if (
+                isinstance(field, ast.AnnAssign)
+                and isinstance(field.target, ast.Name)
+                and isinstance(text, ast.Expr)
+                and isinstance(text.value, ast.Constant)
+            ):
+                docs[field.target.id] = " ".join(str(text.value.value).split())
+    return found
