@@ -1,0 +1,1 @@
+"""Attention over packed sequences: reference, CPU path, Triton kernels, public function."""

@@ -1,0 +1,1 @@
+"""Per-token log-probability and entropy: reference, CPU path, Triton kernels, public function."""
