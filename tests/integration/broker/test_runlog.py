@@ -1,0 +1,181 @@
+"""The run log on a real nats-server."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from headrace.broker.connection import Connection, connect, connected
+from headrace.broker.records import Failed, Issued, TaskRef, encode
+from headrace.broker.runlog import RunLog
+from headrace.broker.server import bundled_server
+from headrace.broker.subjects import RunNames
+from headrace.errors import BrokerError, ConfigError, DeadlineError, FencedError, LogError
+
+pytestmark = pytest.mark.nats
+NAMES = RunNames("t")
+
+
+def issued(ordinal: int) -> Issued:
+    task = TaskRef(domain="d", level=0, split="train", index=ordinal, hash="h")
+    return Issued(
+        ordinal=ordinal, task=task, purpose="train", group_size=2, version=0, lineage=1,
+        deadline=1e12, seed=ordinal, seen=0,
+    )  # fmt: skip
+
+
+def failed(group: int, index: int, kind: str = "no_actor") -> Failed:
+    return Failed(
+        group=group, index=index, attempt=1, actor="a", lineage=1, side="environment", kind=kind,
+        evidence="",
+    )  # fmt: skip
+
+
+async def new_log(connection: Connection, max_bytes: int = 64 << 20) -> RunLog:
+    return await RunLog.create(connection, NAMES, max_bytes=max_bytes)
+
+
+async def test_read_returns_every_record_once_in_order(tmp_path: Path) -> None:
+    async with (
+        bundled_server(tmp_path) as server,
+        connected(server.url, name="t", deadline_s=5) as connection,
+    ):
+        log = await new_log(connection)
+        after = 0
+        for ordinal in range(30):
+            after = await log.append(issued(ordinal), after=after, message_id=f"i{ordinal}")
+        position, seen = 0, []
+        while entries := await log.read(position):
+            position = entries[-1].seq
+            seen += [entry.seq for entry in entries]
+        assert seen == list(range(1, 31))
+        assert await log.read(position) == []
+
+
+async def test_the_first_record_of_a_slot_decides_it(tmp_path: Path) -> None:
+    async with (
+        bundled_server(tmp_path) as server,
+        connected(server.url, name="t", deadline_s=5) as connection,
+    ):
+        log = await new_log(connection)
+        assert await log.decide(failed(3, 0), limit=9999, domain="d")
+        assert not await log.decide(failed(3, 0, "other"), limit=9999, domain="d")
+        assert await log.decide(failed(3, 0), limit=9999, domain="d"), "a retry of the same record"
+        assert await log.decided(3) == {0}
+        assert len(await log.read(0)) == 1
+
+
+async def test_a_second_writer_is_fenced_and_a_retry_is_not(tmp_path: Path) -> None:
+    async with (
+        bundled_server(tmp_path) as server,
+        connected(server.url, name="t", deadline_s=5) as connection,
+    ):
+        log = await new_log(connection)
+        first = await log.append(issued(0), after=0, message_id="mine-0")
+        assert await log.append(issued(0), after=0, message_id="mine-0") == first
+        with pytest.raises(FencedError, match="another learner"):
+            await log.append(issued(1), after=0, message_id="other-1")
+
+
+async def test_purge_keeps_what_lies_behind_the_position(tmp_path: Path) -> None:
+    async with (
+        bundled_server(tmp_path) as server,
+        connected(server.url, name="t", deadline_s=5) as connection,
+    ):
+        log = await new_log(connection)
+        for group in range(5):
+            await log.decide(failed(group, 0), limit=9999, domain="d")
+        await log.purge_to(0)
+        assert (await log.info()).first_seq == 1
+        await log.purge_to(3)
+        assert [entry.seq for entry in await log.read(3)] == [4, 5]
+        with pytest.raises(LogError, match="cannot purge to 6"):
+            await log.purge_to(6)
+        with pytest.raises(LogError, match="purged beyond"):
+            await log.check_position(1)
+        with pytest.raises(LogError, match="lost records"):
+            await log.check_position(9)
+        await log.check_position(3)
+
+
+async def test_a_replaced_stream_is_refused(tmp_path: Path) -> None:
+    async with (
+        bundled_server(tmp_path) as server,
+        connected(server.url, name="t", deadline_s=5) as connection,
+    ):
+        log = await new_log(connection)
+        await connection.js.delete_stream(NAMES.log_stream)
+        await new_log(connection)
+        with pytest.raises(LogError, match="was replaced"):
+            await log.check_position(0)
+
+
+async def test_a_full_log_is_one_clear_error_and_loses_nothing(tmp_path: Path) -> None:
+    async with (
+        bundled_server(tmp_path) as server,
+        connected(server.url, name="t", deadline_s=5) as connection,
+    ):
+        log = await new_log(connection, max_bytes=4096)
+        accepted = 0
+
+        async def fill() -> None:
+            nonlocal accepted
+            for group in range(100):
+                await log.decide(failed(group, 0), limit=9999, domain="d")
+                accepted += 1
+
+        with pytest.raises(BrokerError, match=r"full.*log_bytes"):
+            await fill()
+        assert len(await log.read(0)) == accepted > 0
+
+
+async def test_the_log_survives_a_killed_broker_and_the_reader_goes_on(tmp_path: Path) -> None:
+    async with bundled_server(tmp_path) as server:
+        port = int(server.url.rpartition(":")[2])
+        connection = await connect(server.url, name="t", deadline_s=20)
+        log = await new_log(connection)
+        for group in range(4):
+            await log.decide(failed(group, 0), limit=9999, domain="d")
+        first = await log.read(0)
+        os.kill(server.process.pid, signal.SIGKILL)
+        await server.process.wait()
+        async with bundled_server(tmp_path, port=port):
+            await log.decide(failed(4, 0), limit=9999, domain="d")
+            rest = await log.read(first[-1].seq)
+            assert [e.seq for e in first + rest] == [1, 2, 3, 4, 5]
+            assert rest[-1].data == encode(failed(4, 0))
+            await connection.close()
+
+
+async def test_an_unknown_run_is_named_after_the_deadline(tmp_path: Path) -> None:
+    async with (
+        bundled_server(tmp_path) as server,
+        connected(server.url, name="t", deadline_s=5) as connection,
+    ):
+        with pytest.raises(DeadlineError, match="no run 't'"):
+            await RunLog.attach(connection, NAMES, deadline_s=0.1)
+
+
+async def test_an_unreachable_broker_is_named_after_the_deadline() -> None:
+    with pytest.raises(BrokerError, match=r"no broker answers at .*headrace broker"):
+        await connect("nats://127.0.0.1:9", name="t", deadline_s=0.3)
+
+
+async def test_a_port_in_use_is_a_clear_error(tmp_path: Path) -> None:
+    async with bundled_server(tmp_path / "a") as server:
+        port = int(server.url.rpartition(":")[2])
+        with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}"):
+            async with bundled_server(tmp_path / "b", port=port):
+                pass
+
+
+async def test_another_address_needs_credentials(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="without credentials"):
+        async with bundled_server(tmp_path, host="0.0.0.0"):
+            pass
+
+
+async def test_every_write_is_synced(tmp_path: Path) -> None:
+    async with bundled_server(tmp_path):
+        assert "sync_interval: always" in (tmp_path / "nats-server.conf").read_text()
