@@ -65,3 +65,11 @@ class TrainingError(HeadraceError):
 
 class CheckpointError(HeadraceError):
     """A checkpoint cannot be written, or is incomplete, corrupt or of another model."""
+
+
+class SandboxBusyError(SandboxError):
+    """The queue for jails on this host is full, or a run waited in it past its deadline."""
+
+
+class CollectionError(HeadraceError):
+    """A workspace holds what the collection rules refuse: links, too many or too large files."""
