@@ -216,17 +216,25 @@ class Step(Record, frozen=True, kw_only=True, tag="step"):
     weights_hash: str
     """Hash of the weights that this version publishes."""
     metrics: dict[str, float]
+    skipped: bool = False
+    """The batch was passed over on an operator's word; the weights are those of the version
+    before."""
+
+
+class Skip(Record, frozen=True, kw_only=True, tag="skip"):
+    """An operator's word that the batch of one step must not be trained (a poison batch)."""
+
+    version: int
+    """Version that the step would produce."""
+    reason: str
 
 
 class Task(Record, frozen=True, kw_only=True, tag="task"):
     """A message of the task queue: run the undecided slots of one issued group."""
 
     issued: Issued
-    requeue: int
-    """How often the learner queued this group before."""
 
 
-LogRecord = RunConfig | Issued | Trajectory | Failed | Step
 R = TypeVar("R")
 
 _encoder = msgspec.msgpack.Encoder()

@@ -23,6 +23,7 @@ from headrace.broker.records import (
     Failed,
     Issued,
     RunConfig,
+    Skip,
     Step,
     Trajectory,
     encode,
@@ -225,9 +226,9 @@ class RunLog:
         raise AssertionError("unreachable")
 
     async def append(
-        self, record: RunConfig | Issued | Step, *, after: int, message_id: str
+        self, record: RunConfig | Issued | Step | Skip, *, after: int, message_id: str
     ) -> int:
-        """Append a record of the learner, fenced by the last record of its subject.
+        """Append a record that is not a sample, fenced by the last record of its subject.
 
         Args:
             record: what to append.
@@ -245,6 +246,7 @@ class RunLog:
             RunConfig: self._names.config,
             Issued: self._names.issued,
             Step: self._names.step,
+            Skip: self._names.skip,
         }[type(record)]
         data = encode(record)
         headers = {

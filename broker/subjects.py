@@ -85,6 +85,11 @@ class RunNames:
         """Subject of `Step` records."""
         return f"{self.prefix}.log.step"
 
+    @property
+    def skip(self) -> str:
+        """Subject of `Skip` records."""
+        return f"{self.prefix}.log.skip"
+
     def sample(self, group: int | str, index: int | str) -> str:
         """Subject of the one record that decides slot (group, index)."""
         return f"{self.prefix}.log.sample.{group}.{index}"

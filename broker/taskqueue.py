@@ -88,15 +88,15 @@ class TaskQueue:
                         ),
                     )
 
-    async def put(self, issued: Issued, *, pool: str, requeue: int) -> None:
-        """Queue a group; the same (group, requeue) is stored once."""
+    async def put(self, issued: Issued, *, pool: str, delivery: str) -> None:
+        """Queue a group; the same (group, delivery) is stored once."""
         async for attempt in Retry(self._connection, f"queueing group {issued.ordinal}"):
             with attempt:
                 await self._connection.js.publish(
                     self._names.task(pool, issued.ordinal),
-                    encode(Task(issued=issued, requeue=requeue)),
+                    encode(Task(issued=issued)),
                     timeout=10,
-                    headers={"Nats-Msg-Id": f"task-{issued.ordinal}-{requeue}"},
+                    headers={"Nats-Msg-Id": f"task-{issued.ordinal}-{delivery}"},
                 )
 
     async def groups(self) -> set[int]:

@@ -307,22 +307,26 @@ def to_json(config: Config) -> bytes:
     return msgspec.json.format(msgspec.json.encode(config), indent=2) + b"\n"
 
 
-def fingerprint(config: Config) -> str:
-    """Hash of everything that every process of a run must agree on.
+def shared(config: Config) -> dict[str, Any]:
+    """What every process of a run must agree on.
 
-    The run folder and the broker's address differ between machines and do not count.
+    The run folder, the broker's address and what an actor's machine decides (threads, cache, pools,
+    concurrency) may differ.
     """
-    tree = msgspec.to_builtins(config)
-    tree["run"].pop("dir")
-    tree["run"].pop("name")
-    tree.pop("broker")
-    tree["actors"].pop("count")
-    return hashlib.sha256(msgspec.json.encode(tree, order="sorted")).hexdigest()[:16]
+    tree: dict[str, Any] = msgspec.to_builtins(config)
+    del tree["run"]["dir"], tree["run"]["name"], tree["broker"]
+    tree["actors"] = {"max_model_len": config.actors.max_model_len}
+    return tree
+
+
+def fingerprint(config: Config) -> str:
+    """Hash of what every process of a run must agree on."""
+    return hashlib.sha256(msgspec.json.encode(shared(config), order="sorted")).hexdigest()[:16]
 
 
 def difference(old: Config, new: Config) -> list[str]:
-    """One line `key: old -> new` for each value that differs."""
-    left, right = _flatten(msgspec.to_builtins(old)), _flatten(msgspec.to_builtins(new))
+    """One line `key: old -> new` for each shared value that differs."""
+    left, right = _flatten(shared(old)), _flatten(shared(new))
     return [
         f"{key}: {left.get(key, '(absent)')!r} -> {right.get(key, '(absent)')!r}"
         for key in sorted(left.keys() | right.keys())

@@ -33,8 +33,8 @@ async def test_a_task_is_held_by_one_actor_until_it_is_done(tmp_path: Path) -> N
     ):
         queue = TaskQueue(connection, NAMES)
         await queue.create(["p"], ack_wait_s=30)
-        await queue.put(issued(7), pool="p", requeue=0)
-        await queue.put(issued(7), pool="p", requeue=0)
+        await queue.put(issued(7), pool="p", delivery="1.0")
+        await queue.put(issued(7), pool="p", delivery="1.0")
         held = await queue.take("p", wait_s=2)
         assert held is not None
         assert held.issued == issued(7)
@@ -56,7 +56,7 @@ async def test_a_task_without_heartbeat_goes_to_another_actor(tmp_path: Path) ->
     ):
         queue = TaskQueue(connection, NAMES)
         await queue.create(["p"], ack_wait_s=1)
-        await queue.put(issued(0), pool="p", requeue=0)
+        await queue.put(issued(0), pool="p", delivery="1.0")
         assert await queue.take("p", wait_s=2) is not None
         assert await queue.take("p", wait_s=5) is not None
 

@@ -1,0 +1,98 @@
+"""Checkpoints: the trainer's files and the machine's snapshot in one folder, whole or absent.
+
+The snapshot carries the open groups with their samples, so its read position is the cursor: nothing
+before it is needed again, and the log may be purged up to it.
+"""
+
+import os
+import shutil
+from pathlib import Path
+
+import msgspec
+
+from headrace.errors import CheckpointError
+from headrace.learner.machine import Snapshot
+from headrace.learner.trainer import Trainer
+
+STATE_FILE = "learner.msgpack"
+
+
+class LearnerState(msgspec.Struct, frozen=True, kw_only=True):
+    """What a checkpoint holds beside the trainer's files."""
+
+    identity: str
+    """Of the log that `snapshot.position` refers to."""
+    lineage: int
+    config_hash: str
+    snapshot: Snapshot
+    totals: dict[str, float]
+    """Running totals that the summary needs: tokens, seconds by activity."""
+    staleness: dict[int, int]
+    """Trained tokens by lag in versions."""
+
+
+def folder_of(run_dir: Path, version: int) -> Path:
+    """Folder of the checkpoint of one version."""
+    return run_dir / "checkpoints" / f"step-{version:06d}"
+
+
+def existing(run_dir: Path) -> list[Path]:
+    """Whole checkpoints of a run, oldest first."""
+    return sorted((run_dir / "checkpoints").glob("step-[0-9]*[0-9]"))
+
+
+def save(run_dir: Path, trainer: Trainer, state: LearnerState, *, keep: int) -> Path:
+    """Write a checkpoint aside, rename it, and remove those beyond the newest `keep`.
+
+    Raises:
+        CheckpointError: it cannot be written; earlier ones are untouched.
+    """
+    folder = folder_of(run_dir, trainer.version)
+    aside = folder.with_name(f".{folder.name}.tmp")
+    try:
+        if aside.exists():
+            shutil.rmtree(aside)
+        trainer.save(aside)
+        with (aside / STATE_FILE).open("wb") as sink:
+            sink.write(msgspec.msgpack.encode(state))
+            sink.flush()
+            os.fsync(sink.fileno())
+        if folder.exists():
+            # the same version at a later read position; the weights are the same
+            old = folder.with_name(f".{folder.name}.old")
+            folder.replace(old)
+            aside.replace(folder)
+            shutil.rmtree(old)
+        else:
+            aside.replace(folder)
+        _sync_folder(folder.parent)
+        for stale in existing(run_dir)[:-keep]:
+            shutil.rmtree(stale)
+    except OSError as error:
+        shutil.rmtree(aside, ignore_errors=True)
+        raise CheckpointError(
+            f"{folder}: the checkpoint cannot be written ({error.strerror}); free space and start "
+            "again, the run continues from the checkpoint before"
+        ) from error
+    return folder
+
+
+def read(folder: Path) -> LearnerState:
+    """State of a checkpoint.
+
+    Raises:
+        CheckpointError: it is missing or corrupt.
+    """
+    path = folder / STATE_FILE
+    try:
+        return msgspec.msgpack.decode(path.read_bytes(), type=LearnerState)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise CheckpointError(f"{path} is not a checkpoint of a learner: {error}") from error
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
