@@ -61,7 +61,7 @@ def plan_cores(
     )
 
 
-def command(*arguments: str) -> list[str]:
+def headrace_command(*arguments: str) -> list[str]:
     """Command line of a public headrace command in this environment."""
     return [sys.executable, "-P", "-m", "headrace.cli.main", *arguments]
 

@@ -29,7 +29,7 @@ from types import FrameType
 from headrace.clock import Clock
 from headrace.config import Config
 from headrace.errors import ConfigError
-from headrace.monitor.placement import command, place, starts_broker
+from headrace.monitor.placement import headrace_command, place, starts_broker
 from headrace.monitor.processes import Child, Place, adopt_orphans, end_orphans, stop_all
 
 POLL_S = 0.2
@@ -99,13 +99,20 @@ class Post:
 class Supervisor:
     """Keeps the processes of one run alive until the run ends."""
 
-    def __init__(self, config: Config, items: list[str], clock: Clock) -> None:
+    def __init__(
+        self,
+        config: Config,
+        items: list[str],
+        clock: Clock,
+        command: Callable[..., list[str]] = headrace_command,
+    ) -> None:
         """Plan the processes; nothing is started yet.
 
         Args:
             config: resolved configuration.
             items: the arguments from which it was resolved, handed to every command.
             clock: where restarts take their time from.
+            command: command line of a role, from its name and the items.
 
         Raises:
             ConfigError: the broker's port is held by something that is not a broker.
@@ -115,6 +122,7 @@ class Supervisor:
         self._logs.mkdir(parents=True, exist_ok=True)
         self._config = config
         self._items = items
+        self._command = command
         self.posts = self._plan()
 
     def start(self) -> None:
@@ -200,7 +208,7 @@ class Supervisor:
         restarts = LEARNER_RESTARTS if role == "learner" else OTHER_RESTARTS
         return Post(
             role,
-            Child(name, command(role, *self._items), output, place=at or Place()),
+            Child(name, self._command(role, *self._items), output, place=at or Place()),
             RestartBudget(self._clock, restarts),
         )
 

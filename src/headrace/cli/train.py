@@ -1,0 +1,81 @@
+"""`headrace train`: a whole run on this machine, from the public commands."""
+
+import argparse
+import logging
+import sys
+import time
+from pathlib import Path
+
+from headrace.cli import runargs
+from headrace.errors import HeadraceError
+
+PLAIN_WIDTH = 110
+"""Columns of the closing table where the output is not a terminal."""
+
+HELP = f"""\
+Run broker, learner and actors on this machine until the run ends; Ctrl-C stops all of them, and
+the same command goes on where it stopped. Only public commands are started: any of them may as
+well be started by hand, here or elsewhere.
+
+{runargs.USAGE}"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Describe the command's arguments."""
+    runargs.add_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run to the end.
+
+    Raises:
+        HeadraceError: the configuration is wrong, or the run ended by an error.
+    """
+    from rich.console import Console
+
+    from headrace.clock import SystemClock
+    from headrace.monitor.display import closing, display_for
+    from headrace.monitor.logs import setup_logging
+    from headrace.monitor.placement import headrace_command
+    from headrace.monitor.processes import Child
+    from headrace.monitor.progress import read_progress, read_summary
+    from headrace.monitor.supervisor import Supervisor, supervise
+
+    config = runargs.resolve(args.items)
+    run_dir = Path(config.run.dir)
+    (run_dir / "logs").mkdir(parents=True, exist_ok=True)
+    console = Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH)
+    clock = SystemClock()
+    started = time.time()
+    display = display_for(console, clock)
+    # after the display: in a terminal, rich then moves what is logged above its table
+    setup_logging("supervisor", "", run_dir, run=config.run_name)
+
+    def look(supervisor: Supervisor) -> None:
+        progress = read_progress(run_dir)
+        if progress is not None and progress.updated < started:
+            progress = None
+        display.show(progress, [(post.child.name, post.state) for post in supervisor.posts])
+
+    model = config.model
+    first = None
+    if model.recipe and not Path(model.path).exists():
+        console.print(f"making the model {model.path}", highlight=False)
+        make = headrace_command("model", "make", model.recipe, model.path)
+        first = Child("model", make, run_dir / "logs" / "model.out")
+    try:
+        outcome = supervise(lambda: Supervisor(config, args.items, clock), look, first)
+    finally:
+        display.close()
+    if outcome.error:
+        error = HeadraceError(outcome.error)
+        error.exit_code = outcome.code
+        raise error
+    if outcome.code:
+        again = f"headrace train {run_dir}"
+        logging.getLogger(__name__).info("stopped; `%s` goes on where it stopped", again)
+        return outcome.code
+    summary = read_summary(run_dir)
+    if summary is not None:
+        console.print(closing(summary), highlight=False)
+    return 0
