@@ -140,16 +140,16 @@ def adopt_orphans() -> None:
         raise HeadraceError(f"cannot adopt orphaned processes: {reason}; Linux 3.4 is needed")
 
 
-def end_orphans(keep: Iterable[Child], deadline_s: float = 5.0) -> int:
-    """Kill and reap every child process of this one that is not in `keep`.
+def end_orphans(keep: Iterable[int | None], deadline_s: float = 5.0) -> int:
+    """Kill and reap every child process of this one whose id is not in `keep`.
 
     Returns:
         How many were ended.
     """
-    kept = {child.pid for child in keep}
+    kept = set(keep)
     ended: set[int] = set()
     end = time.monotonic() + deadline_s
-    while orphans := [pid for pid in _children_of(os.getpid()) if pid not in kept]:
+    while orphans := [pid for pid in own_children() if pid not in kept]:
         for pid in orphans:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
@@ -162,7 +162,9 @@ def end_orphans(keep: Iterable[Child], deadline_s: float = 5.0) -> int:
     return len(ended)
 
 
-def _children_of(parent: int) -> list[int]:
+def own_children() -> list[int]:
+    """Ids of this process's children, dead ones that were not reaped included."""
+    parent = os.getpid()
     found = []
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit():

@@ -30,7 +30,14 @@ from headrace.clock import Clock
 from headrace.config import Config
 from headrace.errors import ConfigError
 from headrace.monitor.placement import headrace_command, place, starts_broker
-from headrace.monitor.processes import Child, Place, adopt_orphans, end_orphans, stop_all
+from headrace.monitor.processes import (
+    Child,
+    Place,
+    adopt_orphans,
+    end_orphans,
+    own_children,
+    stop_all,
+)
 
 POLL_S = 0.2
 STOP_S = 30.0
@@ -123,6 +130,8 @@ class Supervisor:
         self._config = config
         self._items = items
         self._command = command
+        # children that this process had before are none of the run's
+        self._foreign = own_children()
         self.posts = self._plan()
 
     def start(self) -> None:
@@ -143,7 +152,7 @@ class Supervisor:
             code = post.child.poll()
             if code is None:
                 continue
-            end_orphans(other.child for other in self.posts)
+            self._end_orphans()
             outcome = self._decide(post, code)
             if outcome:
                 return outcome
@@ -155,12 +164,15 @@ class Supervisor:
         broker = [post.child for post in self.posts if post.role == "broker"]
         for child in stop_all(work, STOP_S) + stop_all(broker, BROKER_STOP_S):
             log.warning("%s did not stop in time and was killed", child.name)
-        end_orphans([])
+        self._end_orphans()
 
     def kill(self) -> None:
         """End everything at once."""
         stop_all([post.child for post in self.posts], 0.0)
-        end_orphans([])
+        self._end_orphans()
+
+    def _end_orphans(self) -> None:
+        end_orphans([*self._foreign, *(post.child.pid for post in self.posts)])
 
     def _decide(self, post: Post, code: int) -> Outcome | None:
         error = post.child.last_error()
