@@ -1,0 +1,250 @@
+"""Control groups of jails: limits and counters for a whole tree of processes.
+
+Version 1 puts every jail into one group per controller, version 2 into one group. Groups live under
+the keeper's own group, so a container's limits keep holding. Standard library only.
+"""
+
+import contextlib
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+_V1_NEEDED = ("memory", "pids", "cpuacct", "cpu")
+_V2_NEEDED = ("memory", "pids", "cpu")
+_PERIOD_US = 100_000
+
+
+@dataclass(frozen=True)
+class Counters:
+    """What the kernel counted for a group. Bytes, seconds, events."""
+
+    peak_memory: int
+    cpu_s: float
+    memory_kills: int
+    refused_processes: int
+
+
+class Group:
+    """The control group of one jail."""
+
+    def __init__(self, directories: dict[str, Path], version: int) -> None:
+        self._directories = directories
+        self._version = version
+
+    def limit(self, *, memory: int, processes: int, cpus: float) -> None:
+        """Set the limits: bytes, processes, and CPU seconds per second.
+
+        Raises:
+            OSError: the kernel refuses a value.
+        """
+        quota = int(cpus * _PERIOD_US)
+        if self._version == 2:
+            directory = self._directories["memory"]
+            _put(directory / "memory.max", memory)
+            if (directory / "memory.swap.max").exists():
+                _put(directory / "memory.swap.max", 0)
+            _put(directory / "pids.max", processes)
+            (directory / "cpu.max").write_text(f"{quota} {_PERIOD_US}")
+            return
+        _put(self._directories["memory"] / "memory.limit_in_bytes", memory)
+        swap = self._directories["memory"] / "memory.memsw.limit_in_bytes"
+        if swap.exists():
+            _put(swap, memory)
+        _put(self._directories["pids"] / "pids.max", processes)
+        _put(self._directories["cpu"] / "cpu.cfs_quota_us", quota)
+
+    def enter(self) -> None:
+        """Move the calling process into the group.
+
+        Raises:
+            OSError: the kernel refuses.
+        """
+        for directory in set(self._directories.values()):
+            _put(directory / "cgroup.procs", 0)
+
+    def counters(self) -> Counters:
+        """Read the counters."""
+        memory = self._directories["memory"]
+        refused = _field(self._directories["pids"] / "pids.events", "max")
+        if self._version == 2:
+            return Counters(
+                peak_memory=_number(memory / "memory.peak"),
+                cpu_s=_field(memory / "cpu.stat", "usage_usec") / 1e6,
+                memory_kills=_field(memory / "memory.events", "oom_kill"),
+                refused_processes=refused,
+            )
+        return Counters(
+            peak_memory=_number(memory / "memory.max_usage_in_bytes"),
+            cpu_s=_number(self._directories["cpuacct"] / "cpuacct.usage") / 1e9,
+            memory_kills=_field(memory / "memory.oom_control", "oom_kill"),
+            refused_processes=refused,
+        )
+
+    def kill(self) -> None:
+        """Send SIGKILL to every process in the group."""
+        for pid in (self._directories["pids"] / "cgroup.procs").read_text().split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+
+    def remove(self) -> bool:
+        """Remove the group; False while a process is in it."""
+        for directory in set(self._directories.values()):
+            try:
+                directory.rmdir()
+            except FileNotFoundError:
+                continue
+            except OSError:
+                return False
+        return True
+
+
+class Cgroups:
+    """The groups of one keeper, in a folder named after it.
+
+    Attributes:
+        version: 1, 2, or 0 where the keeper may not make groups.
+        reason: why the version is 0.
+    """
+
+    def __init__(self, version: int, folders: dict[str, Path], reason: str = "") -> None:
+        self.version = version
+        self.reason = reason
+        self._folders = folders
+
+    @classmethod
+    def detect(cls) -> "Cgroups":
+        """Find the usable hierarchies, make the keeper's folder, sweep what dead keepers left."""
+        own = f"headrace-{os.getpid()}-{_start_time(os.getpid())}"
+        reason = "no memory, pids and cpu controllers are mounted"
+        for version, parents in ((2, _v2_parent()), (1, _v1_parents())):
+            if not parents:
+                continue
+            try:
+                if version == 2:
+                    _delegate(parents["memory"])
+                for parent in set(parents.values()):
+                    _sweep(parent)
+                folders = {name: parent / own for name, parent in parents.items()}
+                for folder in set(folders.values()):
+                    folder.mkdir(exist_ok=True)
+                    if version == 2:
+                        _enable(folder)
+            except OSError as error:
+                reason = f"cgroup v{version}: {error}"
+                continue
+            return cls(version, folders)
+        return cls(0, {}, reason)
+
+    def create(self, name: str) -> Group | None:
+        """Make a group; None where there are no control groups.
+
+        Raises:
+            OSError: the kernel refuses.
+        """
+        if not self.version:
+            return None
+        directories = {key: folder / name for key, folder in self._folders.items()}
+        for directory in set(directories.values()):
+            directory.mkdir()
+        return Group(directories, self.version)
+
+    def close(self) -> None:
+        """Remove the keeper's folder."""
+        for folder in set(self._folders.values()):
+            with contextlib.suppress(FileNotFoundError):
+                folder.rmdir()
+
+
+def _v1_parents() -> dict[str, Path]:
+    own: dict[str, str] = {}
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, names, path = line.split(":", 2)
+        own.update(dict.fromkeys(names.split(","), path))
+    parents: dict[str, Path] = {}
+    for line in Path("/proc/self/mounts").read_text().splitlines():
+        _, target, kind, options, *_ = line.split(" ")
+        if kind != "cgroup":
+            continue
+        for name in set(options.split(",")) & set(_V1_NEEDED):
+            inside = Path(target + own.get(name, "/"))
+            parents[name] = inside if inside.is_dir() else Path(target)
+    return parents if len(parents) == len(_V1_NEEDED) else {}
+
+
+def _v2_parent() -> dict[str, Path]:
+    own = "/"
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        if line.startswith("0::"):
+            own = line[3:]
+    for line in Path("/proc/self/mounts").read_text().splitlines():
+        _, target, kind, *_ = line.split(" ")
+        if kind != "cgroup2":
+            continue
+        inside = Path(target + own)
+        parent = inside if inside.is_dir() else Path(target)
+        if set(_V2_NEEDED) <= set((parent / "cgroup.controllers").read_text().split()):
+            return dict.fromkeys(_V2_NEEDED, parent)
+    return {}
+
+
+def _delegate(parent: Path) -> None:
+    """Pass the controllers on to children; a v2 group that does so must hold no process itself."""
+    try:
+        _enable(parent)
+    except OSError:
+        inner = parent / "headrace-init"
+        inner.mkdir(exist_ok=True)
+        for pid in (parent / "cgroup.procs").read_text().split():
+            with contextlib.suppress(ProcessLookupError):
+                _put(inner / "cgroup.procs", int(pid))
+        _enable(parent)
+
+
+def _enable(folder: Path) -> None:
+    wanted = " ".join(f"+{name}" for name in _V2_NEEDED)
+    (folder / "cgroup.subtree_control").write_text(wanted)
+
+
+def _sweep(parent: Path) -> None:
+    for folder in parent.glob("headrace-*-*"):
+        _, pid, started = folder.name.split("-")
+        if not pid.isdigit() or _start_time(int(pid)) == started:
+            continue
+        for group in [*folder.glob("*/"), folder]:
+            for process in _lines(group / "cgroup.procs"):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(process), signal.SIGKILL)
+            with contextlib.suppress(OSError):
+                group.rmdir()
+
+
+def _start_time(pid: int) -> str:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+    return stat.rpartition(")")[2].split()[19]
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().split()
+    except FileNotFoundError:
+        return []
+
+
+def _put(path: Path, value: int) -> None:
+    path.write_text(str(value))
+
+
+def _number(path: Path) -> int:
+    return int(path.read_text())
+
+
+def _field(path: Path, name: str) -> int:
+    for line in path.read_text().splitlines():
+        key, _, value = line.partition(" ")
+        if key == name:
+            return int(value)
+    return 0

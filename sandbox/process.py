@@ -1,0 +1,279 @@
+"""One running nsjail, seen from the keeper: its descriptors, its deadline, its end.
+
+Standard library only.
+"""
+
+import ctypes
+import fcntl
+import os
+import signal
+import time
+from typing import Any
+
+from headrace.sandbox.cgroups import Counters, Group
+
+_PR_SET_PDEATHSIG = 1
+_CHUNK = 1 << 16
+_GRACE_S = 2.0
+_FOREVER = float("inf")
+_LOG_BYTES = 64 << 10
+_STREAMS = ("stdout", "stderr", "log", "report", "verdict")
+REPORT_FD = 4
+VERDICT_FD = 3
+COMMAND_FD = 5
+LOG_FD = 6
+
+_libc = ctypes.CDLL(None)
+
+
+class Stream:
+    """Bytes read from one pipe, of which at most `limit` are kept."""
+
+    def __init__(self, fd: int, limit: int) -> None:
+        self.fd = fd
+        self.limit = limit
+        self.data = bytearray()
+        self.truncated = False
+        self.open = True
+        os.set_blocking(fd, False)
+
+    def read(self) -> None:
+        """Read what is there; afterwards `open` tells whether more can come."""
+        while self.open:
+            try:
+                chunk = os.read(self.fd, _CHUNK)
+            except BlockingIOError:
+                return
+            self.open = bool(chunk)
+            room = self.limit - len(self.data)
+            self.data += chunk[:room]
+            if len(chunk) > room:
+                self.truncated = True
+                return
+
+    def take(self, limit: int) -> bytes:
+        """Return what was read, and begin again with a new limit."""
+        data = bytes(self.data)
+        self.data.clear()
+        self.truncated = False
+        self.limit = limit
+        return data
+
+
+class Jail:
+    """One nsjail process and everything below it."""
+
+    def __init__(self, message: dict[str, Any], stdin: int, group: Group | None, box: str) -> None:
+        self.id: str = message["id"]
+        self.deadline = _FOREVER
+        self.finished = False
+        self._group = group
+        self._box = box
+        self._reason = ""
+        self._exit: int | None = None
+        self._usage_s = 0.0
+        self._rss = 0
+        self._closed: list[int] = []
+        self._answers: list[tuple[dict[str, Any], list[int]]] = []
+        self._pending: str | None = None
+        self._before = Counters(0, 0.0, 0, 0)
+        self._interactive: bool = message["interactive"]
+        self.started = time.monotonic()
+        limits = {
+            "stdout": message["output"],
+            "stderr": message["output"],
+            "log": _LOG_BYTES,
+            "report": _LOG_BYTES,
+            "verdict": message["verdict"],
+        }
+        pipes = {name: os.pipe() for name in _STREAMS}
+        command = os.pipe()
+        if self._interactive:
+            fcntl.fcntl(command[1], fcntl.F_SETPIPE_SZ, 1 << 20)
+            os.set_blocking(command[1], False)
+        else:
+            self.deadline = self.started + message["wall_s"]
+        self._pid = os.fork()
+        if self._pid == 0:
+            self._become(message["argv"], stdin, pipes, command[0])
+        self._pidfd = os.pidfd_open(self._pid)
+        self._command_fd = command[1]
+        for _, write in pipes.values():
+            os.close(write)
+        os.close(command[0])
+        self.streams = {name: Stream(pipes[name][0], limits[name]) for name in _STREAMS}
+
+    def _become(
+        self, argv: list[str], stdin: int, pipes: dict[str, tuple[int, int]], command: int
+    ) -> None:
+        """In the forked child: enter the group, arrange descriptors, execute nsjail."""
+        try:
+            _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            if self._group is not None:
+                self._group.enter()
+            wanted = {
+                0: stdin,
+                1: pipes["stdout"][1],
+                2: pipes["stderr"][1],
+                VERDICT_FD: pipes["verdict"][1],
+                REPORT_FD: pipes["report"][1],
+                COMMAND_FD: command,
+                LOG_FD: pipes["log"][1],
+            }
+            # Copies above the targets first, so that no target overwrites a source.
+            high = {target: fcntl.fcntl(fd, fcntl.F_DUPFD, 64) for target, fd in wanted.items()}
+            for target, fd in high.items():
+                os.dup2(fd, target)
+            os.closerange(LOG_FD + 1, 4096)
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
+                signal.signal(number, signal.SIG_DFL)
+            os.execve(argv[0], argv, {})
+        finally:
+            os._exit(255)
+
+    def watched(self) -> list[int]:
+        """Descriptors whose readiness `on_ready` wants to hear of."""
+        return [self._pidfd, *(stream.fd for stream in self.streams.values())]
+
+    def take_closed(self) -> list[int]:
+        """Descriptors that are done with, for the loop to close."""
+        closed, self._closed = self._closed, []
+        return closed
+
+    def take_answers(self) -> list[tuple[dict[str, Any], list[int]]]:
+        """Messages to send."""
+        answers, self._answers = self._answers, []
+        return answers
+
+    def on_ready(self, fd: int) -> None:
+        """Read or reap; after the last event, settle the result."""
+        if fd == self._pidfd:
+            _, self._exit, usage = os.wait4(self._pid, 0)
+            self._usage_s = usage.ru_utime + usage.ru_stime
+            self._rss = usage.ru_maxrss * 1024
+            self._closed.append(fd)
+        for name, stream in self.streams.items():
+            if stream.fd != fd:
+                continue
+            stream.read()
+            if stream.truncated and name in {"stdout", "stderr"}:
+                self.kill("output_limit")
+            if not stream.open:
+                self._closed.append(fd)
+            elif name == "report" and self._interactive:
+                self._finish_command()
+        self._settle()
+
+    def on_time(self, now: float) -> None:
+        """Enforce the deadline; a jail that outlives its kill is killed again."""
+        if now < self.deadline:
+            return
+        if self._exit is not None:
+            self._settle()
+        elif self._reason:
+            os.kill(self._pid, signal.SIGKILL)
+            self.deadline = now + _GRACE_S
+        else:
+            self.kill("timeout")
+
+    def kill(self, reason: str) -> None:
+        """End every process of the jail; the first reason is the one that is reported."""
+        if self._reason or self._exit is not None:
+            return
+        self._reason = reason
+        self.deadline = time.monotonic() + _GRACE_S
+        if self._group is not None:
+            self._group.kill()
+        else:
+            # nsjail answers by killing the jail's first process and reaping it.
+            os.kill(self._pid, signal.SIGTERM)
+
+    def command(self, request: str, text_fd: int, wall_s: float, output: int) -> None:
+        """Give the shell in the jail one command.
+
+        Raises:
+            OSError: it is too long for the pipe.
+        """
+        self._pending = request
+        for name in ("stdout", "stderr"):
+            self.streams[name].take(output)
+        if self._group is not None:
+            self._before = self._group.counters()
+        self.started = time.monotonic()
+        self.deadline = self.started + wall_s
+        text = os.pread(text_fd, os.fstat(text_fd).st_size, 0)
+        os.write(self._command_fd, text + b"\0")
+
+    def destroy(self) -> None:
+        """Kill and reap at once, without a result."""
+        if self._exit is None:
+            self.kill("cancelled")
+            if self._group is None:
+                os.kill(self._pid, signal.SIGKILL)
+            os.wait4(self._pid, 0)
+        deadline = time.monotonic() + _GRACE_S
+        while self._group is not None and not self._group.remove():
+            self._group.kill()
+            if time.monotonic() > deadline:
+                return
+
+    def _finish_command(self) -> None:
+        report = self.streams["report"]
+        if self._pending is None or b"\n" not in report.data:
+            return
+        for name in ("stdout", "stderr"):
+            self.streams[name].read()
+        self.deadline = _FOREVER
+        self._answer(self._pending, report.take(_LOG_BYTES))
+        self._pending = None
+
+    def _settle(self) -> None:
+        """Once nsjail is reaped, its pipes are at their end and its group is empty: the result."""
+        if self.finished or self._exit is None:
+            return
+        self.deadline = _FOREVER
+        if any(stream.open for stream in self.streams.values()):
+            return
+        counters = self._counters()
+        if self._group is not None and not self._group.remove():
+            self._group.kill()
+            self.deadline = time.monotonic() + 0.001
+            return
+        os.close(self._command_fd)
+        report = self.streams["report"].take(0)
+        if not self._interactive:
+            self._answer(self.id, report, counters)
+        else:
+            if self._pending is not None:
+                self._answer(self._pending, report, counters)
+            self._answers.append(({"id": self.id, "ended": True}, []))
+        self.finished = True
+
+    def _counters(self) -> Counters:
+        if self._group is not None:
+            return self._group.counters()
+        return Counters(self._rss, self._usage_s, 0, 0)
+
+    def _answer(self, request: str, report: bytes, counters: Counters | None = None) -> None:
+        after = counters or self._counters()
+        parts = {name: bytes(stream.data) for name, stream in self.streams.items()}
+        parts["report"] = report
+        memory_file = os.memfd_create("result", os.MFD_CLOEXEC)
+        content = memoryview(b"".join(parts[name] for name in _STREAMS))
+        while content:
+            content = content[os.write(memory_file, content) :]
+        space = os.statvfs(self._box)
+        answer = {
+            "id": request,
+            "sizes": [len(parts[name]) for name in _STREAMS],
+            "truncated": [self.streams[name].truncated for name in _STREAMS],
+            "reason": self._reason,
+            "exit": self._exit,
+            "wall_s": time.monotonic() - self.started,
+            "cpu_s": after.cpu_s - self._before.cpu_s,
+            "peak_memory": after.peak_memory,
+            "memory_kills": after.memory_kills - self._before.memory_kills,
+            "refused_processes": after.refused_processes - self._before.refused_processes,
+            "disk_full": space.f_bavail == 0 or space.f_favail == 0,
+        }
+        self._answers.append((answer, [memory_file]))

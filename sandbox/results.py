@@ -1,0 +1,121 @@
+"""From what the keeper counted to a typed result."""
+
+import os
+import re
+import signal
+from typing import Any
+
+from headrace.errors import SandboxError
+from headrace.sandbox.spec import Result, sha256
+
+_EXITED = re.compile(rb"pid=\d+ \(\[STANDALONE MODE\]\) exited with status: (\d+)")
+_SIGNALLED = re.compile(rb"pid=\d+ \(\[STANDALONE MODE\]\) terminated with signal: \w+ \((\d+)\)")
+_NOT_LAUNCHED = b"before it has been executed"
+_REPORT = re.compile(rb"\A(.*?)exit (\d+)\n\Z", re.DOTALL)
+_STREAMS = ("stdout", "stderr", "log", "report", "verdict")
+_NOT_EXECUTED = (126, 127)
+_BAD = ("[F]", "[E]", "[W]")
+
+
+class Facts:
+    """The keeper's answer, unpacked."""
+
+    def __init__(self, answer: dict[str, Any], memory_file: int) -> None:
+        content = memoryview(os.pread(memory_file, sum(answer["sizes"]), 0))
+        self.answer = answer
+        self.parts: dict[str, bytes] = {}
+        for name, size in zip(_STREAMS, answer["sizes"], strict=True):
+            self.parts[name] = bytes(content[:size])
+            content = content[size:]
+        self.truncated = dict(zip(_STREAMS, answer["truncated"], strict=True))
+
+    @classmethod
+    def of(cls, answer: tuple[dict[str, Any], int | None]) -> "Facts":
+        """Unpack an answer and close its memory file.
+
+        Raises:
+            SandboxError: the keeper sent no outputs.
+        """
+        message, fd = answer
+        if fd is None:
+            raise SandboxError("the sandbox keeper sent no outputs")
+        try:
+            return cls(message, fd)
+        finally:
+            os.close(fd)
+
+    def ending(self) -> tuple[int | None, int | None, str]:
+        """Exit code, signal and remark of the command; all empty when the jail never ran it."""
+        report = _REPORT.match(self.parts["report"])
+        if report is not None:
+            remark = report[1].decode("utf-8", "replace").strip()
+            code = int(report[2])
+            # The shell remarks on a command that a signal ended, and on none that exited.
+            if remark and code > 128 and code not in _NOT_EXECUTED:
+                return None, code - 128, ""
+            return code, None, remark
+        log = self.parts["log"]
+        if _NOT_LAUNCHED in log:
+            return None, None, ""
+        if match := _SIGNALLED.search(log):
+            return None, int(match[1]), ""
+        if match := _EXITED.search(log):
+            return int(match[1]), None, ""
+        return None, None, ""
+
+
+def build(facts: Facts, *, isolation: str, queued_s: float) -> Result:
+    """Decide how a run ended.
+
+    The first that applies: the sandbox ended it (timeout, output limit), a limit that made it fail
+    (memory, processes, disk), a signal, its exit code. A limit that was touched by a run which
+    still exited with 0 is in `limits_hit` only.
+    """
+    answer = facts.answer
+    exit_code, number, remark = facts.ending()
+    hit = {
+        "memory": answer["memory_kills"] > 0,
+        "processes": answer["refused_processes"] > 0,
+        "disk": answer["disk_full"] or number == signal.SIGXFSZ,
+    }
+    limits_hit = tuple(name for name, touched in hit.items() if touched)
+    detail = remark
+    if answer["reason"] in {"timeout", "output_limit"}:
+        status, exit_code, number = answer["reason"], None, signal.SIGKILL
+    elif answer["reason"]:
+        status, detail = "sandbox_error", f"the run was {answer['reason']}"
+    elif exit_code == 0:
+        status = "ok"
+    elif limits_hit:
+        status = limits_hit[0]
+        if exit_code is None and number is None:
+            number = signal.SIGKILL
+    elif number is not None:
+        status = "signal"
+    elif exit_code is not None:
+        status = "nonzero_exit"
+    else:
+        status, detail = "sandbox_error", _last_complaint(facts.parts["log"])
+    return Result(
+        status=status,
+        exit_code=exit_code,
+        signal=None if number is None else int(number),
+        stdout=facts.parts["stdout"],
+        stderr=facts.parts["stderr"],
+        stdout_truncated=facts.truncated["stdout"],
+        stderr_truncated=facts.truncated["stderr"],
+        stdout_sha256=sha256(facts.parts["stdout"]),
+        stderr_sha256=sha256(facts.parts["stderr"]),
+        wall_s=answer["wall_s"],
+        cpu_s=answer["cpu_s"],
+        queued_s=queued_s,
+        peak_memory=answer["peak_memory"],
+        isolation=isolation,
+        limits_hit=limits_hit,
+        detail=detail,
+    )
+
+
+def _last_complaint(log: bytes) -> str:
+    lines = [line for line in log.decode("utf-8", "replace").splitlines() if line[:3] in _BAD]
+    return "; ".join(lines[:3]) or "nsjail ended without saying how the command did"

@@ -1,0 +1,127 @@
+"""Toolchains as data: which trees a jail sees, which commands it has, how failures look.
+
+The built-in ones are in `toolchains.toml`; more are added by naming further files in a spec.
+"""
+
+import os
+import re
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct, field
+
+from headrace.errors import SandboxError
+from headrace.sandbox.spec import Mount, Result
+
+_BUILT_IN = Path(__file__).with_name("toolchains.toml")
+
+
+class Toolchain(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One toolchain."""
+
+    mounts: list[str]
+    """Host paths shown read-only: `/path`, or `/path=/path/in/jail`. A path ending in `?` may be
+    missing on the host. `{python}` is the prefix of the interpreter that runs headrace, and
+    `{pythonX.Y}` the name of its library folder, here and in `hide` and `path`."""
+    hide: list[str] = field(default_factory=list)
+    """Folders inside the mounts that are shown empty."""
+    links: dict[str, str] = field(default_factory=dict)
+    """Symbolic links in the jail's root."""
+    path: list[str]
+    """Folders in which commands are looked up, in the jail."""
+    env: dict[str, str] = field(default_factory=dict)
+    """Fixed environment."""
+    build: list[str] = field(default_factory=list)
+    """Command that compiles `{sources}` into `{program}`; empty for interpreted languages."""
+    run: list[str] = field(default_factory=list)
+    """Command that runs `{program}`."""
+    compile_error: str = ""
+    """Pattern in the standard error of a source that does not compile."""
+    assertion: str = ""
+    """Pattern in the standard error of a failed assertion."""
+    exception: str = ""
+    """Pattern in the standard error of an uncaught exception."""
+
+    def resolved(self) -> list[Mount]:
+        """Existing host paths and where they appear.
+
+        Raises:
+            SandboxError: a path that may not be missing is.
+        """
+        found = []
+        for entry in self.mounts:
+            text = _expand(entry)
+            optional = text.endswith("?")
+            source, _, target = text.removesuffix("?").partition("=")
+            if Path(source).exists():
+                # The real path: a link would be followed in the jail's half-built root.
+                found.append(Mount(source=os.path.realpath(source), target=target or source))
+            elif not optional:
+                raise SandboxError(f"the toolchain's tree {source} does not exist on this host")
+        return found
+
+    def hidden(self) -> list[str]:
+        """Folders to cover, where they exist."""
+        return [folder for folder in map(_expand, self.hide) if Path(folder).is_dir()]
+
+    def search_path(self) -> str:
+        """Value of `PATH` in the jail."""
+        return ":".join(map(_expand, self.path))
+
+    def find(self, command: str, mounts: list[Mount]) -> str:
+        """Absolute path, in the jail, of a command given by name.
+
+        Raises:
+            SandboxError: no folder of `path` has it.
+        """
+        for folder in map(_expand, self.path):
+            inside = f"{folder}/{command}"
+            for mount in sorted(mounts, key=lambda each: -len(each.target)):
+                below = os.path.relpath(inside, mount.target)
+                if below == ".." or below.startswith("../"):
+                    continue
+                if os.access(Path(mount.source) / below, os.X_OK):
+                    return inside
+                break
+        raise SandboxError(
+            f"the toolchain has no command {command!r} in {':'.join(self.path)}; give a path, or "
+            "another toolchain"
+        )
+
+    def diagnose(self, result: Result) -> str:
+        """Name the kind of a failure: `compile_error`, `assertion`, `exception`, or the status."""
+        if result.status not in {"nonzero_exit", "signal"}:
+            return result.status
+        text = result.stderr.decode("utf-8", "replace")
+        for kind in ("compile_error", "assertion", "exception"):
+            pattern = getattr(self, kind)
+            if pattern and re.search(pattern, text, re.MULTILINE):
+                return kind
+        return result.status
+
+
+def load(files: tuple[str, ...] = ()) -> dict[str, Toolchain]:
+    """Read the built-in toolchains and those of further files, which may not redefine one.
+
+    Raises:
+        SandboxError: a file is missing, is not TOML, or holds something else than toolchains.
+    """
+    found: dict[str, Toolchain] = {}
+    for path in (_BUILT_IN, *map(Path, files)):
+        try:
+            tree: dict[str, Any] = tomllib.loads(path.read_text())
+            tables = msgspec.convert(tree, dict[str, Toolchain])
+        except (OSError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
+            raise SandboxError(f"toolchains in {path}: {error}") from error
+        for name in tables.keys() & found.keys():
+            raise SandboxError(f"toolchains in {path}: {name!r} is defined already")
+        found |= tables
+    return found
+
+
+def _expand(text: str) -> str:
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    return text.replace("{python}", sys.base_prefix).replace("{pythonX.Y}", version)
