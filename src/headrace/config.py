@@ -278,8 +278,9 @@ def load(files: list[Path], overrides: list[str]) -> Config:
         ConfigError: a file is missing or not TOML, a key is unknown (the nearest right one is
             named), or a value has the wrong type or range.
     """
-    tree: dict[str, Any] = {}
     config = Config()
+    # from the defaults up, so that a field of a default variant can be set without its `kind`
+    tree: dict[str, Any] = msgspec.to_builtins(config)
     for path in files:
         tree = _merge(tree, _read(path))
         config = _convert(tree, str(path))
@@ -408,14 +409,13 @@ def _explain(message: str, tree: dict[str, Any]) -> str:
     unknown = text.rpartition("`")[0].rpartition("`")[2]
     struct = _struct_at(keys, tree)
     names = struct.__struct_fields__ if struct else ()
-    near = difflib.get_close_matches(unknown, names, n=1, cutoff=0.5)
     everywhere = _all_keys(Config)
     full = ".".join([*keys, unknown])
-    if not near:
-        near = difflib.get_close_matches(full, everywhere, n=1, cutoff=0.5)
-        hint = near[0] if near else ""
-    else:
-        hint = ".".join([*keys, near[0]])
+    elsewhere = [key for key in everywhere if key.endswith(f".{unknown}")]
+    siblings = difflib.get_close_matches(unknown, names, n=1, cutoff=0.5)
+    near = elsewhere or [".".join([*keys, name]) for name in siblings]
+    near = near or difflib.get_close_matches(full, everywhere, n=1, cutoff=0.5)
+    hint = near[0] if near else ""
     return f"unknown key {full!r}" + (f"; did you mean {hint!r}?" if hint else "")
 
 

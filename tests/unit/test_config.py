@@ -1,0 +1,207 @@
+"""The configuration refuses what it does not understand and says where and what instead."""
+
+import re
+
+import msgspec
+import pytest
+
+from headrace import config
+from headrace.config import Config, difference, fingerprint, from_json, load, to_json
+from headrace.configkeys import every_key
+from headrace.errors import ConfigError
+
+
+def toml(folder, name, text):
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def refusal(files, overrides):
+    with pytest.raises(ConfigError) as caught:
+        load(files, overrides)
+    return str(caught.value)
+
+
+def test_without_layers_every_key_has_its_default():
+    assert load([], []) == Config()
+
+
+def test_later_files_win_and_overrides_win_over_files(tmp_path):
+    first = toml(tmp_path, "a.toml", "[run]\nseed = 1\nname = 'a'\n[learner]\nsteps = 3\n")
+    second = toml(tmp_path, "b.toml", "[run]\nseed = 2\n")
+    resolved = load([first, second], ["learner.steps=5"])
+    assert (resolved.run.seed, resolved.run.name, resolved.learner.steps) == (2, "a", 5)
+
+
+def test_an_override_is_a_toml_value_or_else_a_plain_string():
+    resolved = load(
+        [], ["run.dir=/tmp/x", "learner.lr=1e-4", 'actors.pools=["a", "b"]', "run.name=7a"]
+    )
+    assert resolved.run.dir == "/tmp/x"
+    assert resolved.learner.lr == 1e-4
+    assert resolved.actors.pools == ["a", "b"]
+    assert resolved.run.name == "7a"
+
+
+def test_the_domains_of_a_later_file_replace_those_of_an_earlier_one(tmp_path):
+    first = toml(tmp_path, "a.toml", "[[domains]]\nid = 'parity'\n[[domains]]\nid = 'x'\n")
+    second = toml(tmp_path, "b.toml", "[[domains]]\nid = 'arithmetic'\n")
+    assert [mix.id for mix in load([first, second], []).domains] == ["arithmetic"]
+
+
+@pytest.mark.parametrize(
+    ("argument", "unknown", "nearest"),
+    [
+        ("run.sed=1", "run.sed", "run.seed"),
+        ("learnr.steps=1", "learnr", "learner"),
+        ("learner.loss.capp=1.0", "learner.loss.capp", "learner.loss.cap"),
+        ("actors.cuont=2", "actors.cuont", "actors.count"),
+        ("staleness.max_version=2", "staleness.max_version", "staleness.max_versions"),
+        ("steps=4", "steps", "learner.steps"),
+    ],
+)
+def test_an_unknown_key_is_refused_with_the_nearest_right_one(argument, unknown, nearest):
+    message = refusal([], [argument])
+    assert f"unknown key {unknown!r}" in message
+    assert f"did you mean {nearest!r}?" in message
+
+
+def test_the_nearest_key_is_one_of_the_chosen_variant():
+    message = refusal([], ["learner.loss.kind=grpo", "learner.loss.clip_hihg=0.3"])
+    assert "did you mean 'learner.loss.clip_high'?" in message
+
+
+def test_a_key_like_no_other_is_refused_without_a_guess():
+    message = refusal([], ["zzzzqqqq=1"])
+    assert "unknown key 'zzzzqqqq'" in message
+    assert "did you mean" not in message
+
+
+def test_an_error_names_the_file_it_came_from(tmp_path):
+    good = toml(tmp_path, "good.toml", "[run]\nseed = 1\n")
+    bad = toml(tmp_path, "bad.toml", "[run]\nsead = 1\n")
+    assert refusal([good, bad], []).startswith(f"{bad}: unknown key 'run.sead'")
+
+
+def test_an_unknown_key_in_a_list_of_tables_is_found(tmp_path):
+    path = toml(tmp_path, "a.toml", "[[domains]]\nid = 'parity'\nwieght = 2.0\n")
+    message = refusal([path], [])
+    assert "wieght" in message
+    assert "weight" in message.partition("did you mean")[2]
+
+
+@pytest.mark.parametrize(
+    ("argument", "place"),
+    [
+        ("learner.steps=many", "learner.steps"),
+        ("learner.steps=1.5", "learner.steps"),
+        ("learner.steps=true", "learner.steps"),
+        ("learner.lr=fast", "learner.lr"),
+        ("run.seed=[1]", "run.seed"),
+        ("learner=3", "learner"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_refused_with_its_place(argument, place):
+    message = refusal([], [argument])
+    assert message.startswith(f"argument {argument!r}: {place}: Expected ")
+
+
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ("learner.steps=0", "steps must be at least 1, got 0"),
+        ("learner.group_size=1", "group_size must be at least 2, got 1"),
+        ("staleness.max_versions=-1", "max_versions must be at least 0, got -1"),
+        ("sampling.temperature=0.0", "temperature must be above 0, got 0.0"),
+        ("learner.betas=[0.9]", "betas must be two numbers, got [0.9]"),
+        ("model.dtype=bfloat61", "did you mean 'bfloat16'?"),
+        ("learner.advantage=group_sdt", "did you mean 'group_std'?"),
+    ],
+)
+def test_a_value_out_of_range_is_refused_and_repeated(argument, said):
+    assert said in refusal([], [argument])
+
+
+def test_another_loss_replaces_the_table_and_the_same_loss_adds_to_it(tmp_path):
+    first = toml(tmp_path, "a.toml", "[learner.loss]\nkind = 'truncated_is'\ncap = 3.0\n")
+    assert load([first], ["learner.loss.kind=grpo"]).learner.loss == config.GRPO()
+    same = load([first], ["learner.loss.kind=truncated_is"]).learner.loss
+    assert same == config.TruncatedIS(cap=3.0)
+
+
+def test_a_field_of_the_default_loss_is_set_without_naming_the_loss():
+    assert load([], ["learner.loss.cap=3.0"]).learner.loss == config.TruncatedIS(cap=3.0)
+
+
+def test_an_unknown_loss_is_refused():
+    assert "learner.loss" in refusal([], ["learner.loss.kind=gpro"])
+
+
+def test_a_missing_file_and_a_file_that_is_not_toml_are_named(tmp_path):
+    missing = tmp_path / "none.toml"
+    assert refusal([missing], []) == f"{missing}: cannot be read: No such file or directory"
+    broken = toml(tmp_path, "broken.toml", "[run\n")
+    assert refusal([broken], []).startswith(f"{broken}: not TOML: ")
+
+
+def test_an_override_without_a_value_is_refused():
+    assert "section.key=value" in refusal([], ["learner.steps"])
+
+
+def test_the_resolved_configuration_reads_back_the_same_and_holds_every_default():
+    resolved = load([], ["learner.loss.kind=decoupled_ppo", "run.seed=9"])
+    data = to_json(resolved)
+    assert from_json(data, where="config.json") == resolved
+    assert msgspec.json.decode(data)["learner"]["token_budget"] == resolved.learner.token_budget
+
+
+def test_a_resolved_configuration_that_is_not_one_is_refused_with_its_place():
+    with pytest.raises(ConfigError, match=r"^there: "):
+        from_json(b"{", where="there")
+    with pytest.raises(ConfigError, match=r"unknown key 'run\.sede'"):
+        from_json(b'{"run": {"sede": 1}}', where="there")
+
+
+def test_the_difference_names_exactly_the_values_that_differ():
+    old = load([], ["learner.steps=4", "run.seed=1"])
+    new = load([], ["learner.steps=5", "run.seed=1", "learner.loss.cap=3.0"])
+    assert difference(old, new) == ["learner.loss.cap: 2.0 -> 3.0", "learner.steps: 4 -> 5"]
+    assert difference(old, old) == []
+
+
+def test_the_difference_shows_keys_of_another_loss_as_absent():
+    lines = difference(Config(), load([], ["learner.loss.kind=grpo"]))
+    assert "learner.loss.cap: 2.0 -> '(absent)'" in lines
+    assert "learner.loss.kind: 'truncated_is' -> 'grpo'" in lines
+
+
+@pytest.mark.parametrize(
+    "argument", ["run.dir=/elsewhere", "run.name=other", "broker.url=nats://h:1", "actors.count=9"]
+)
+def test_what_differs_between_machines_of_one_run_leaves_the_fingerprint(argument):
+    assert fingerprint(load([], [argument])) == fingerprint(Config())
+
+
+@pytest.mark.parametrize(
+    "argument",
+    ["run.seed=5", "learner.lr=1e-4", "staleness.max_versions=0", "learner.loss.kind=grpo"],
+)
+def test_what_decides_what_is_trained_changes_the_fingerprint(argument):
+    assert fingerprint(load([], [argument])) != fingerprint(Config())
+
+
+def test_a_run_is_named_after_its_folder_unless_it_is_given_a_name():
+    assert load([], ["run.dir=runs/First"]).run_name == "first"
+    assert load([], ["run.dir=runs/First", "run.name=x"]).run_name == "x"
+
+
+def test_every_key_has_a_meaning_and_a_default_that_the_loader_takes():
+    keys = every_key()
+    assert all(key.meaning for key in keys), [key.name for key in keys if not key.meaning]
+    names = [key.name for key in keys]
+    issue_keys = {"run.dir", "run.seed", "actors.count", "learner.steps", "learner.batch_groups"}
+    assert issue_keys | {"staleness.max_versions", "model.path", "broker.url"} <= set(names)
+    for key in keys:
+        if key.default and not re.search(r"\[\]|loss\.", key.name):
+            assert load([], [f"{key.name}={key.default}"]) == Config(), key
