@@ -112,3 +112,25 @@ class Domain(Protocol):
         Raises:
             EnvironmentFailure: the environment could not be built.
         """
+
+
+def check_verdict(verdict: Verdict, *, turns: int) -> None:
+    """Check that a verdict may be used as a reward.
+
+    Raises:
+        EnvironmentFailure: nothing was checked, the score is no number in [0, 1], there is not one
+            step score for each turn, or a failure names no class.
+    """
+    if not verdict.checks:
+        raise EnvironmentFailure("no_checks", "the verdict rests on no check")
+    scores = [verdict.score, *verdict.step_scores]
+    if not all(0 <= score <= 1 for score in scores):
+        raise EnvironmentFailure("bad_verdict", f"scores {scores} are not all within 0 and 1")
+    if len(verdict.step_scores) != turns:
+        raise EnvironmentFailure(
+            "bad_verdict", f"{len(verdict.step_scores)} step scores for {turns} turns"
+        )
+    if verdict.side not in {"", "model"} or bool(verdict.side) != bool(verdict.kind):
+        raise EnvironmentFailure(
+            "bad_verdict", f"side {verdict.side!r} with class {verdict.kind!r}"
+        )

@@ -1,0 +1,1 @@
+"""Domains that come with headrace."""

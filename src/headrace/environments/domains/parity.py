@@ -1,0 +1,60 @@
+"""Answers whose characters add up to an even or odd number: chance gets half of them right.
+
+It exists so that the whole loop can run on a tiny model with random weights: there is something to
+sample, to judge in the jail and to train on from the first group.
+"""
+
+import random
+
+from headrace.environments.answer import AnswerSession
+from headrace.environments.generate import draw
+from headrace.environments.jailed import VERDICT_FD, Box
+from headrace.environments.protocol import Message, Session, Task
+from headrace.sandbox.spec import SandboxSpec
+
+SPEC = SandboxSpec(toolchain="python", disk=1 << 20, files=16)
+
+SCORER = f"""
+import os, sys
+question, _, answer = sys.stdin.buffer.read().partition(b"\\n")
+total = sum(map(ord, answer.decode("utf-8", "replace")))
+right = len(answer) > 0 and total % 2 == int(question)
+os.write({VERDICT_FD}, b"1" if right else b"0")
+"""
+
+
+class Parity:
+    """One level: a short word and the wanted parity."""
+
+    id = "parity"
+    levels = 1
+
+    def task(self, index: int, *, split: str, level: int) -> Task:
+        """See `Domain`."""
+        word, parity = draw(
+            self.id, _make, level=level, levels=self.levels, split=split, index=index
+        )
+        return Task(
+            domain=self.id,
+            level=level,
+            split=split,
+            index=index,
+            messages=[Message(role="user", content=f"{word} {('even', 'odd')[parity]}")],
+            data={"parity": parity},
+            max_new_tokens=8,
+        )
+
+    async def open(self, task: Task, *, seed: int) -> Session:
+        """See `Domain`."""
+        parity = task.data["parity"]
+        return AnswerSession(
+            await Box.open(SPEC),
+            program=SCORER,
+            question=str(parity),
+            hint=f"expected characters with an {('even', 'odd')[parity]} sum",
+        )
+
+
+def _make(rng: random.Random) -> tuple[str, tuple[str, int]]:
+    word = "".join(rng.choice("abcdefghijklmnopqrstuvwxyz") for _ in range(4))
+    return word, (word, rng.randrange(2))
