@@ -280,6 +280,14 @@ def decode(data: bytes, kind: type[R], *, where: str, limit: int = MAX_RECORD_BY
     return record
 
 
+def sample_limit(max_model_len: int) -> int:
+    """Largest size in bytes of a sample record; the issue window reserves it for every open slot.
+
+    8 bytes a token (id and log-probability) and room for the verdict and the executions.
+    """
+    return min(8 * max_model_len + (64 << 10), MAX_RECORD_BYTES)
+
+
 def check_trajectory(trajectory: Trajectory) -> None:
     """Check the token invariants of a trajectory.
 

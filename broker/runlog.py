@@ -97,6 +97,16 @@ class RunLog:
                             f"({error.description}); free disk or lower broker.log_bytes"
                         ) from error
                     raise
+                # what did not decode is kept for whoever wants to know why
+                await connection.js.add_stream(
+                    api.StreamConfig(
+                        name=names.dead_stream,
+                        subjects=[names.dead_letter("*", "*")],
+                        storage=api.StorageType.FILE,
+                        max_bytes=64 << 20,
+                        discard=api.DiscardPolicy.OLD,
+                    )
+                )
                 return await cls.attach(connection, names)
         raise AssertionError("unreachable")
 
@@ -316,6 +326,19 @@ class RunLog:
                 )
                 return {int(s.rpartition(".")[2]) for s in (info.state.subjects or {})}
         raise AssertionError("unreachable")
+
+    async def keep_dead(self, group: int, index: int, entry: Entry, reason: str) -> None:
+        """Keep the bytes of a record that does not decode or verify; once per record."""
+        headers = {
+            "Nats-Msg-Id": f"dead-{entry.seq}",
+            "Headrace-Sequence": str(entry.seq),
+            "Headrace-Reason": " ".join(reason.split())[:500],
+        }
+        async for attempt in Retry(self._connection, "keeping a record that does not decode"):
+            with attempt:
+                await self._connection.js.publish(
+                    self._names.dead_letter(group, index), entry.data, headers=dict(headers)
+                )
 
     async def purge_to(self, position: int) -> None:
         """Delete all records up to and including `position`.

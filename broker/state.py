@@ -27,7 +27,7 @@ MODEL_FILES = (
     "merges.txt",
     "tokenizer.model",
 )
-_RUNNING, FINISHED, FAILED = "running", "finished", "failed"
+RUNNING, FINISHED = "running", "finished"
 
 
 class Current(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,10 +35,8 @@ class Current(msgspec.Struct, frozen=True, kw_only=True):
 
     lineage: int
     version: int
-    phase: str = _RUNNING
-    """`running`, `finished` or `failed`."""
-    reason: str = ""
-    """Why a run failed."""
+    phase: str = RUNNING
+    """`running` or `finished`."""
 
 
 class RunState:

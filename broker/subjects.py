@@ -94,7 +94,7 @@ class RunNames:
         """Subject of the one record that decides slot (group, index)."""
         return f"{self.prefix}.log.sample.{group}.{index}"
 
-    def dead_letter(self, group: int, index: int) -> str:
+    def dead_letter(self, group: int | str, index: int | str) -> str:
         """Subject that keeps the bytes of a record that did not decode or verify."""
         return f"{self.prefix}.dead.{group}.{index}"
 

@@ -41,8 +41,19 @@ def existing(run_dir: Path) -> list[Path]:
     return sorted((run_dir / "checkpoints").glob("step-[0-9]*[0-9]"))
 
 
-def save(run_dir: Path, trainer: Trainer, state: LearnerState, *, keep: int) -> Path:
+def encode(state: LearnerState) -> bytes:
+    """Bytes of a learner's state, for `save`."""
+    return msgspec.msgpack.encode(state)
+
+
+def save(run_dir: Path, trainer: Trainer, state: bytes, *, keep: int) -> Path:
     """Write a checkpoint aside, rename it, and remove those beyond the newest `keep`.
+
+    Args:
+        run_dir: folder of the run.
+        trainer: weights, masters, optimizer; it must not train meanwhile.
+        state: what `encode` gave.
+        keep: checkpoints that stay.
 
     Raises:
         CheckpointError: it cannot be written; earlier ones are untouched.
@@ -54,7 +65,7 @@ def save(run_dir: Path, trainer: Trainer, state: LearnerState, *, keep: int) -> 
             shutil.rmtree(aside)
         trainer.save(aside)
         with (aside / STATE_FILE).open("wb") as sink:
-            sink.write(msgspec.msgpack.encode(state))
+            sink.write(state)
             sink.flush()
             os.fsync(sink.fileno())
         if folder.exists():

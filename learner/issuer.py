@@ -10,7 +10,7 @@ import logging
 from dataclasses import dataclass
 
 from headrace.broker.connection import Connection
-from headrace.broker.records import Failed, Issued
+from headrace.broker.records import Failed, Issued, sample_limit
 from headrace.broker.runlog import RunLog
 from headrace.broker.subjects import RunNames
 from headrace.broker.taskqueue import TaskQueue
@@ -26,14 +26,6 @@ PROBE_WINDOW = 64
 REQUEUE_S = 10.0
 _RESERVE_BYTES = 8 << 20
 _RECORD_BYTES = 2048
-
-
-def sample_limit(config: Config) -> int:
-    """Largest size in bytes that a sample record may have; the issue window reserves it.
-
-    8 bytes a token (id and log-probability) and room for the verdict and executions.
-    """
-    return min(8 * config.actors.max_model_len + (64 << 10), 4 << 20)
 
 
 @dataclass(frozen=True)
@@ -93,7 +85,7 @@ class Issuer:
         self._lineage = lineage
         self._clock = clock
         self._queue = TaskQueue(connection, names)
-        self._sample = sample_limit(config)
+        self._sample = sample_limit(config.actors.max_model_len)
         self._requeued_at = float("-inf")
         self._deliveries = 0
 

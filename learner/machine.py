@@ -142,7 +142,7 @@ class Snapshot(msgspec.Struct):
     skips: dict[int, str] = {}
     """Versions whose batch must not be trained, with the operator's reason."""
     totals: dict[str, int] = {}
-    """Counts: issued, complete, trained, filtered, corrupt."""
+    """Counts: issued, complete, trained, filtered, corrupt, sampled_tokens."""
     train: dict[str, Tally] = {}
     """Outcomes of training samples by domain."""
     probes: dict[int, dict[str, Tally]] = {}
@@ -173,7 +173,7 @@ class Machine:
     ) -> None:
         self.config = config
         self.state = snapshot or Snapshot()
-        self._on_corrupt = on_corrupt
+        self.on_corrupt = on_corrupt
 
     @property
     def outstanding(self) -> int:
@@ -236,7 +236,7 @@ class Machine:
                 raise RecordError(f"{where}: says it is sample {sample.group}.{sample.index}")
         except RecordError as error:
             self._count("corrupt")
-            self._on_corrupt(Corrupt(group, index, entry, str(error)))
+            self.on_corrupt(Corrupt(group, index, entry, str(error)))
             return Failed(
                 group=group,
                 index=index,
@@ -278,6 +278,8 @@ class Machine:
         probe = group.issued.purpose == "probe"
         tallies = s.probes.setdefault(group.issued.version, {}) if probe else s.train
         tallies.setdefault(group.issued.task.domain, Tally()).count(sample)
+        if isinstance(sample, Trajectory):
+            self._count("sampled_tokens", len(sample.logprobs))
         if not group.complete:
             return
         if probe:

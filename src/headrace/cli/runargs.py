@@ -48,6 +48,12 @@ def resolve(items: list[str]) -> Config:
     return load([folder / CONFIG_FILE], here + settings)
 
 
+def names_configuration(items: list[str]) -> bool:
+    """Whether the arguments name a file or folder, and not only settings."""
+    folders, files, _ = _sort(items)
+    return bool(folders or files)
+
+
 def _sort(items: list[str]) -> tuple[list[Path], list[Path], list[str]]:
     folders: list[Path] = []
     files: list[Path] = []

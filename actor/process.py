@@ -1,0 +1,160 @@
+"""The actor process: wires engine, weight receiver and rollout worker.
+
+```
+  weights ─▶ receiver ─▶ engine ◀──▶ rollout worker ◀── tasks
+                                          │
+                                          └──▶ samples (run log)
+```
+
+| loop    | consumes            | produces          | waits for              | unblocked by       |
+|---------|---------------------|-------------------|------------------------|--------------------|
+| receive | broadcasts, anchors | a newer engine    | published versions     | the learner        |
+| rollout | tasks               | samples           | tasks, its version     | learner, receive   |
+| watch   | run state           | the end           | the run to be finished | the learner        |
+
+An actor keeps nothing: whatever it held is done again by another one.
+"""
+
+import asyncio
+import logging
+import tempfile
+import time
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from headrace.actor.chat import ChatFormat
+from headrace.actor.engine import Engine
+from headrace.actor.receiver import WeightReceiver
+from headrace.actor.rollout import RolloutWorker
+from headrace.broker.connection import Connection, connected
+from headrace.broker.leases import Lease
+from headrace.broker.records import sample_limit
+from headrace.broker.runlog import RunLog
+from headrace.broker.state import FINISHED, RunState
+from headrace.broker.subjects import RunNames
+from headrace.clock import SystemClock
+from headrace.config import Config, difference, from_json
+from headrace.errors import DeadlineError, RunMismatchError
+from headrace.process import lease, leased, race
+
+logger = logging.getLogger(__name__)
+
+
+async def run_actor(config: Config, ident: str, *, adopt: bool) -> None:
+    """Serve a run until it is finished.
+
+    Args:
+        config: of the run; with `adopt`, only its address, name and `[actors]` table count.
+        ident: of this process.
+        adopt: take the run's configuration from the broker.
+
+    Raises:
+        HeadraceError: the actor cannot go on; its tasks are done by others.
+    """
+    names = RunNames(config.run_name)
+    patience = config.broker.connect_s
+    async with connected(config.broker.url, name=ident, deadline_s=patience) as connection:
+        log = await RunLog.attach(connection, names, deadline_s=patience)
+        state = RunState(connection, names)
+        config = await _agree(config, state, patience, adopt=adopt)
+        with tempfile.TemporaryDirectory(prefix="headrace-actor-") as folder:
+            await state.fetch_model_files(Path(folder))
+            await _serve(config, ident, connection, names, log, state, Path(folder))
+
+
+async def _agree(config: Config, state: RunState, patience: float, *, adopt: bool) -> Config:
+    """Compare the configuration with the run's, or adopt the run's."""
+    deadline = time.monotonic() + patience
+    while (stored := await state.get("config")) is None:
+        if time.monotonic() > deadline:
+            raise DeadlineError(
+                f"the run's learner did not publish its configuration in {patience:.0f} s"
+            )
+        await asyncio.sleep(0.2)
+    agreed = from_json(stored, where="configuration on the broker")
+    if adopt:
+        local = replace(config.actors, max_model_len=agreed.actors.max_model_len)
+        return replace(agreed, run=config.run, broker=config.broker, actors=local)
+    changed = difference(agreed, config)
+    if changed:
+        raise RunMismatchError(
+            f"run {config.run_name!r} has another configuration ({'; '.join(changed)}); use the "
+            "run's own file, or give only broker.url and run.name to adopt the run's configuration"
+        )
+    return config
+
+
+async def _serve(
+    config: Config,
+    ident: str,
+    connection: Connection,
+    names: RunNames,
+    log: RunLog,
+    state: RunState,
+    folder: Path,
+) -> None:
+    started = time.time()
+    status = "starting"
+    receiver: WeightReceiver | None = None
+    worker: RolloutWorker | None = None
+
+    def current_lease() -> Lease:
+        return lease(
+            "actor",
+            ident,
+            started=started,
+            status="unhealthy" if worker is not None and worker.unhealthy else status,
+            detail=worker.unhealthy if worker is not None else "",
+            version=receiver.version if receiver is not None else -1,
+            lineage=receiver.lineage if receiver is not None else -1,
+            pools=config.actors.pools,
+            held=worker.held if worker is not None else [],
+            counters=dict(worker.counters) if worker is not None else {},
+        )
+
+    async with leased(connection, names, "actor", ident, current_lease):
+        from transformers import AutoTokenizer  # seconds to import; the lease is held meanwhile
+
+        logger.info("starting the engine")
+        engine = await Engine.start(
+            folder,
+            dtype=config.model.dtype,
+            max_model_len=config.actors.max_model_len,
+            kv_cache_bytes=config.actors.kv_cache_bytes,
+            threads=config.actors.threads,
+            max_num_seqs=config.actors.samples_in_flight,
+        )
+        try:
+            receiver = WeightReceiver(connection, names, engine, ident=ident)
+            async with receiver:
+                status = "waiting for weights"
+                logger.info("waiting for weights")
+                await receiver.wait_for(0, deadline_s=config.learner.idle_s)
+                worker = RolloutWorker(
+                    config,
+                    connection,
+                    names,
+                    log,
+                    engine,
+                    ChatFormat(AutoTokenizer.from_pretrained(folder)),
+                    receiver,
+                    actor=ident,
+                    sample_limit=sample_limit(config.actors.max_model_len),
+                    clock=SystemClock(),
+                )
+                status = "sampling"
+                logger.info("sampling at version %d", receiver.version)
+                await race(worker.run(), receiver.failed(), _until_finished(state))
+        finally:
+            status = "stopping"
+            await engine.close()
+    logger.info("the run is finished")
+
+
+async def _until_finished(state: RunState) -> None:
+    while True:
+        current = await state.current()
+        if current is not None and current.phase == FINISHED:
+            return
+        await asyncio.sleep(1.0)

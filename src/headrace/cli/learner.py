@@ -1,0 +1,39 @@
+"""`headrace learner`: issues tasks, trains on what comes back, publishes weights."""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from headrace.cli.runargs import USAGE, resolve
+from headrace.cli.runargs import add_arguments as add_run_arguments
+
+HELP = f"""Run the learner of a run: the one process that decides what is sampled and trained.
+
+It waits for the broker, resumes from the newest checkpoint of run.dir, and ends after the last
+step.
+
+{USAGE}"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments."""
+    add_run_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command."""
+    config = resolve(args.items)
+    from headrace.learner.start import prepare_folder, run_learner
+    from headrace.monitor.logs import setup_logging
+    from headrace.process import run_until_stopped
+
+    prepare_folder(config)
+    setup_logging("learner", "", Path(config.run.dir), run=config.run_name)
+    code = run_until_stopped(run_learner(config))
+    if code:
+        # an optimizer step in the thread cannot be interrupted, and has no effect before its record
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code

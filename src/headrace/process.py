@@ -1,0 +1,166 @@
+"""What every long-running process shares: its event loop, stop signals, identity and lease."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+import nats.errors
+import uvloop
+
+from headrace.broker import leases
+from headrace.broker.connection import Connection
+from headrace.broker.leases import Lease
+from headrace.broker.subjects import RunNames
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+def run_until_stopped(main: Coroutine[Any, Any, None]) -> int:
+    """Run a process's main coroutine on uvloop until it ends, or SIGTERM or SIGINT cancels it.
+
+    Returns:
+        0 when it ended by itself, 128 plus the signal's number when it was stopped.
+    """
+    stopped: list[int] = []
+
+    async def supervised() -> None:
+        task = asyncio.ensure_future(main)
+        loop = asyncio.get_running_loop()
+
+        def stop(number: int) -> None:
+            stopped.append(number)
+            task.cancel()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop, number)
+        try:
+            await task
+        except asyncio.CancelledError:
+            if not stopped:
+                raise
+
+    uvloop.run(supervised())
+    return 128 + stopped[0] if stopped else 0
+
+
+async def race(*work: Coroutine[Any, Any, T]) -> T:
+    """Run coroutines together until the first one ends; the others are cancelled.
+
+    Returns:
+        What the first one returned. Where an error ended one, that error is raised; of an exception
+        group its first error, since the others follow from it.
+    """
+    tasks = [asyncio.ensure_future(item) for item in work]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        ended = [task for task in tasks if task in done]
+        failed = [task for task in ended if task.cancelled() or task.exception() is not None]
+        try:
+            return (failed or ended)[0].result()
+        except BaseExceptionGroup as group:
+            raise first_error(group) from group
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first plain error in a group of simultaneous ones."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def new_ident() -> str:
+    """A process identifier that is unique on all machines of a run."""
+    host = "".join(c for c in socket.gethostname().lower() if c.isalnum())[:16] or "host"
+    return f"{host}-{os.getpid()}-{secrets.token_hex(2)}"
+
+
+@asynccontextmanager
+async def leased(
+    connection: Connection, names: RunNames, role: str, ident: str, state: Callable[[], Lease]
+) -> AsyncIterator[None]:
+    """Keep a lease renewed for the length of the block, and release it at the end.
+
+    Args:
+        connection: to the broker; while it is away the lease may expire, which harms nothing.
+        names: of the run.
+        role: `learner`, `actor` or `broker`.
+        ident: of this process.
+        state: what the lease says at this moment.
+    """
+
+    async def keep_renewing() -> None:
+        while True:
+            try:
+                await leases.renew(connection, names, state())
+            except (nats.errors.Error, TimeoutError) as error:
+                logger.debug("lease not renewed: %r", error)
+            await asyncio.sleep(leases.RENEW_S)
+
+    renewing = asyncio.ensure_future(keep_renewing())
+    try:
+        yield
+    finally:
+        renewing.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await renewing
+        with contextlib.suppress(nats.errors.Error, TimeoutError):
+            await asyncio.wait_for(leases.release(connection, names, role, ident), 2)
+
+
+def lease(role: str, ident: str, *, started: float, status: str, **more: Any) -> Lease:
+    """A lease of this process."""
+    return Lease(
+        role=role,
+        id=ident,
+        pid=os.getpid(),
+        host=socket.gethostname(),
+        started=started,
+        status=status,
+        **more,
+    )
+
+
+class Signal:
+    """Wakes everybody who waits, each time it is notified."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def notify(self) -> None:
+        """Wake all current waiters."""
+        self._event.set()
+        self._event = asyncio.Event()
+
+    async def wait(self, timeout: float) -> None:
+        """Wait for the next notification, at most `timeout` seconds."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._event.wait(), timeout)
+
+
+class Timesheet:
+    """Where the time of one activity after another goes, in seconds."""
+
+    def __init__(self, seconds: dict[str, float] | None = None) -> None:
+        self.seconds = dict(seconds or {})
+        self._activity = "starting"
+        self._since = time.monotonic()
+
+    def switch(self, activity: str) -> None:
+        """Charge the time since the last switch to the activity that ends, and begin another."""
+        now = time.monotonic()
+        self.seconds[self._activity] = self.seconds.get(self._activity, 0.0) + now - self._since
+        self._activity, self._since = activity, now
