@@ -12,9 +12,8 @@ done by hand in other terminals. One loop, `supervise`: consumes exits of its ch
 of its own, produces restarts, waits at most `POLL_S`, and is ended by the learner's end, a
 deliberate error of a child, a spent restart budget, or a signal.
 
-Which exits end the run: any of the learner's own; an actor's or broker's deliberate error that
-another start would meet again. Which are repaired: a signal to any of them, an actor's failure, a
-broker's crash.
+Which exits end the run: any of the learner's own, and an actor or broker that its configuration
+refuses. Which are repaired: a signal to any of them, and failures of actor and broker.
 """
 
 import logging
@@ -183,11 +182,7 @@ class Supervisor:
             post.left = True
             return None
         why = error or _describe(code)
-        lasting = {
-            "learner": code > 0,
-            "broker": bool(error),
-            "actor": code == ConfigError.exit_code,
-        }[post.role]
+        lasting = code > 0 if post.role == "learner" else code == ConfigError.exit_code
         pause = None if lasting else post.budget.spend()
         if pause is not None:
             log.warning("%s: %s; starting it again in %.0f s", post.child.name, why, pause)
