@@ -1,0 +1,217 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoModelForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
+)
+
+from headrace.errors import ConfigError
+from headrace.learner.model import PackedModel, load_model
+from headrace.learner.packing import Cost, MicroBatch, pack, to_sample
+
+LINEAR = Cost(token=1.0, tile=0.0)
+PROMPT = [5, 9, 3, 8, 1, 44, 20]
+TEMPERATURE = 0.7
+
+
+def two_groups(make_trajectory):
+    trajectories = [make_trajectory(0, i, PROMPT, n) for i, n in enumerate((4, 1, 9))]
+    trajectories += [make_trajectory(1, i, [2, 60, 7], 3, n) for i, n in enumerate((2, 6))]
+    return trajectories
+
+
+def pack_all(trajectories, *, share: bool, budget: int = 500) -> list[MicroBatch]:
+    samples = [to_sample(t, 0.5 - t.index) for t in trajectories]
+    return pack(
+        [s for s in samples if s is not None], token_budget=budget, share_prompts=share, cost=LINEAR
+    )
+
+
+def loss_and_gradients(model: PackedModel, batches: list[MicroBatch]):
+    """Sum of advantage x log-probability over all trained tokens, and every gradient."""
+    model.module.zero_grad()
+    total = torch.zeros(())
+    for batch in batches:
+        scores = model.score(batch, TEMPERATURE)
+        part = (scores.logprob * torch.from_numpy(batch.advantage)).sum()
+        part.backward()
+        total += part.detach()
+    gradients = {}
+    for name, parameter in model.module.named_parameters():
+        assert parameter.grad is not None, name
+        gradients[name] = parameter.grad.clone()
+    return total, gradients
+
+
+def plain_loss_and_gradients(folder: Path, trajectories):
+    """The same by transformers alone: one forward a sample, full logits, float64."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
+    total = torch.zeros((), dtype=torch.float64)
+    for trajectory in trajectories:
+        sample = to_sample(trajectory, 0.5 - trajectory.index)
+        assert sample is not None
+        ids = torch.from_numpy(sample.tokens).long()
+        logits = model(input_ids=ids[None]).logits[0] / TEMPERATURE
+        table = torch.log_softmax(logits, -1)
+        rows = torch.from_numpy(sample.sampled)
+        total = total + table[rows - 1, ids[rows]].sum() * sample.advantage
+    total.backward()
+    return total.detach(), {name: p.grad for name, p in model.named_parameters()}
+
+
+def assert_same(left, right, tolerance: float) -> None:
+    (loss, gradients), (want_loss, want) = left, right
+    assert loss.item() == pytest.approx(want_loss.item(), rel=tolerance, abs=tolerance)
+    assert gradients.keys() == want.keys()
+    for name, gradient in gradients.items():
+        scale = want[name].abs().max().item()
+        difference = (gradient.double() - want[name].double()).abs().max().item()
+        assert difference <= tolerance * max(scale, 1e-3), name
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("share", [True, False])
+def test_a_packed_batch_equals_each_sample_alone(make_model, make_trajectory, tied, share):
+    folder = make_model(tied=tied)
+    trajectories = two_groups(make_trajectory)
+    packed = loss_and_gradients(
+        load_model(folder, torch.float32), pack_all(trajectories, share=share)
+    )
+    assert_same(packed, plain_loss_and_gradients(folder, trajectories), 1e-5)
+
+
+def test_sharing_prompts_changes_no_loss_and_no_gradient(make_model, make_trajectory):
+    model = load_model(make_model(), torch.float32)
+    trajectories = two_groups(make_trajectory)
+    shared, apart = (pack_all(trajectories, share=share) for share in (True, False))
+    assert len(shared[0].tokens) < len(apart[0].tokens)
+    assert_same(loss_and_gradients(model, shared), loss_and_gradients(model, apart), 1e-5)
+
+
+def test_the_micro_batch_split_changes_no_loss_and_no_gradient(make_model, make_trajectory):
+    model = load_model(make_model(), torch.float32)
+    trajectories = two_groups(make_trajectory)
+    whole = loss_and_gradients(model, pack_all(trajectories, share=True))
+    for budget in (1, 18, 30):
+        parts = pack_all(trajectories, share=True, budget=budget)
+        assert len(parts) > 1
+        assert_same(loss_and_gradients(model, parts), whole, 1e-5)
+
+
+def test_positions_restart_with_every_sequence(make_model, make_trajectory):
+    model = load_model(make_model(), torch.float32)
+    target = make_trajectory(1, 0, PROMPT, 6)
+    alone = model.score(pack_all([target], share=True)[0], TEMPERATURE).logprob
+    neighbours = [make_trajectory(0, 0, PROMPT[:4], 11), target]
+    (both,) = pack_all(neighbours, share=True)
+    chosen = torch.from_numpy(both.sample == 1)
+    after = model.score(both, TEMPERATURE).logprob[chosen]
+    torch.testing.assert_close(after, alone, rtol=1e-5, atol=1e-6)
+
+
+def test_a_neighbour_changes_nothing_to_the_bit(make_model, make_trajectory):
+    model = load_model(make_model(), torch.float32)
+    target = make_trajectory(1, 0, PROMPT, 6)
+    results = []
+    for prompt in (PROMPT[:4], PROMPT[1:5]):
+        (both,) = pack_all([make_trajectory(0, 0, prompt, 11), target], share=True)
+        chosen = torch.from_numpy(both.sample == 1)
+        results.append(model.score(both, TEMPERATURE).logprob[chosen])
+    assert torch.equal(*results)
+
+
+def test_the_temperature_divides_the_logits(make_model, make_trajectory):
+    model = load_model(make_model(), torch.float32)
+    (batch,) = pack_all([make_trajectory(0, 0, PROMPT, 6)], share=True)
+    hot, cold = (model.score(batch, temperature) for temperature in (5.0, 0.2))
+    assert bool((hot.entropy > cold.entropy).all())
+
+
+def test_entropy_carries_no_gradient(make_model, make_trajectory):
+    model = load_model(make_model(), torch.float32)
+    (batch,) = pack_all([make_trajectory(0, 0, PROMPT, 6)], share=True)
+    assert not model.score(batch, TEMPERATURE).entropy.requires_grad
+
+
+def test_prompt_and_environment_tokens_get_no_gradient_of_their_own(make_model, make_trajectory):
+    """The loss depends on which tokens were sampled, and not on predicting any other."""
+    (batch,) = pack_all([make_trajectory(0, 0, PROMPT, 2, 3)], share=True)
+    trained = set(batch.rows.tolist())
+    model = load_model(make_model(tied=False), torch.float32)
+    state = model.hidden(
+        torch.from_numpy(batch.tokens),
+        torch.from_numpy(batch.positions),
+        torch.from_numpy(batch.cu_seqlens),
+        None,
+    ).detach()
+    loss_and_gradients(model, [batch])
+    head = model.module.get_output_embeddings()  # type: ignore[operator]
+    want = torch.zeros_like(head.weight)
+    logits = state @ head.weight.detach().T / TEMPERATURE
+    for row, target, advantage in zip(batch.rows, batch.targets, batch.advantage, strict=True):
+        slope = -torch.softmax(logits[row], -1)
+        slope[target] += 1
+        want += float(advantage) * slope[:, None] * state[row] / TEMPERATURE
+    assert len(trained) == 5
+    torch.testing.assert_close(head.weight.grad, want, rtol=1e-4, atol=1e-5)
+
+
+def test_bfloat16_stays_near_float32(make_model, make_trajectory):
+    (batch,) = pack_all(two_groups(make_trajectory), share=True)
+    wide = load_model(make_model(), torch.float32).score(batch, TEMPERATURE).logprob
+    narrow = load_model(make_model(), torch.bfloat16).score(batch, TEMPERATURE).logprob
+    assert narrow.dtype == torch.float32
+    assert (narrow - wide).abs().mean().item() < 0.1
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"no config\.json"):
+        load_model(tmp_path, torch.float32)
+
+
+def test_missing_weights_are_refused(make_model, tmp_path: Path):
+    source = make_model()
+    weights = load_file(source / "model.safetensors")
+    weights.pop("model.norm.weight")
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    (tmp_path / "config.json").write_bytes((source / "config.json").read_bytes())
+    with pytest.raises(ConfigError, match=r"'model\.norm\.weight' are missing"):
+        load_model(tmp_path, torch.float32)
+
+
+def test_a_model_that_mixes_packed_sequences_is_refused(tmp_path: Path):
+    config = MambaConfig(
+        vocab_size=32, hidden_size=16, state_size=4, num_hidden_layers=1, use_mambapy=False
+    )
+    MambaForCausalLM(config).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="cannot train this model"):
+        load_model(tmp_path, torch.float32)
+
+
+def test_a_model_that_caps_its_logits_is_refused(tmp_path: Path):
+    config = GraniteConfig(
+        vocab_size=32,
+        hidden_size=32,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        logits_scaling=4.0,
+    )
+    GraniteForCausalLM(config).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="transforms the logits"):
+        load_model(tmp_path, torch.float32)
+
+
+def test_the_cost_counts_the_layers_and_not_the_embeddings(make_model):
+    model = load_model(make_model(tied=False), torch.float32)
+    inner = [p.numel() for n, p in model.module.named_parameters() if "layers" in n or "norm" in n]
+    assert model.cost.token == pytest.approx(2 * sum(inner) / 2)
+    assert np.isclose(model.cost.tile, 4 * 64 * 64 * 16 * 6)
