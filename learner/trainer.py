@@ -193,10 +193,6 @@ class Trainer:
         )
 
     def pass_over(self) -> None:
-        """Count a step whose batch is not trained; the weights stay."""
-        self.version += 1
-
-    def pass_over(self) -> None:
         """Count a step that is not taken: the version rises, everything else stays."""
         self.version += 1
 
