@@ -42,6 +42,12 @@ def test_a_run_folder_that_was_moved_is_used_where_it_is_and_keeps_its_name(tmp_
     assert resolved.run_name == config.run_name == "stored"
 
 
+def test_a_run_folder_is_the_same_however_its_path_is_written(tmp_path, monkeypatch):
+    folder, config = a_run_folder(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert resolve(["./stored/"]) == config
+
+
 def test_a_run_folder_called_like_a_number_stays_a_path(tmp_path):
     folder, _ = a_run_folder(tmp_path)
     number = tmp_path / "2026"

@@ -41,7 +41,9 @@ def resolve(items: list[str]) -> Config:
         return load(files, settings)
     folder = folders[0]
     stored = load([folder / CONFIG_FILE], [])
-    # the folder may have been moved, or be named from another directory; the run keeps its name
+    if Path(stored.run.dir).resolve() == folder.resolve():
+        return load([folder / CONFIG_FILE], settings)
+    # the folder was moved, or is named from another directory; the run keeps its name
     here = [f"run.dir={_quoted(str(folder))}"]
     if stored.run_name != folder.name.lower():
         here.append(f"run.name={_quoted(stored.run_name)}")
