@@ -6,6 +6,7 @@ the server's configuration is owned here and cannot be relaxed.
 
 import asyncio
 import contextlib
+import ctypes
 import json
 import shutil
 import signal
@@ -116,12 +117,18 @@ async def bundled_server(
             stdin=asyncio.subprocess.DEVNULL,
             stdout=sink,
             stderr=sink,
+            preexec_fn=_die_with_parent,
         )
     try:
         await _wait_ready(process, host, port, log, deadline_s)
         yield BundledServer(f"nats://{host}:{port}", process, log)
     finally:
         await _stop(process)
+
+
+def _die_with_parent() -> None:
+    """A server must not outlive a killed parent: its port and store would stay taken."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 async def _wait_ready(

@@ -252,7 +252,7 @@ class LearnerProcess:
             except TrainingError as error:
                 raise TrainingError(
                     f"step {batch.version} cannot be trained: {error}; to pass over this batch: "
-                    f"headrace skip {self._run_dir} {batch.version} --reason '...'"
+                    f"headrace skip {self._run_dir} --step {batch.version} --reason '...'"
                 ) from error
             metrics = result.metrics | {f"seconds/{k}": v for k, v in result.seconds.items()}
             tokens, staleness = result.trained_tokens, result.staleness

@@ -21,6 +21,7 @@ COMMANDS = {
     "actor": ("headrace.cli.actor", "sample trajectories for a run"),
     "status": ("headrace.cli.status", "show a run's processes, queues and rates"),
     "ledger": ("headrace.cli.ledger", "print what each optimizer step trained"),
+    "skip": ("headrace.cli.skip", "pass over the batch of a coming step"),
     "replay": ("headrace.cli.replay", "form the batches again from the archived log"),
     "config": ("headrace.cli.config", "show a resolved configuration, or every key"),
     "model": ("headrace.cli.model", "make a base model from a recipe"),
