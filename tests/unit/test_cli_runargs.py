@@ -43,7 +43,7 @@ def test_a_run_folder_that_was_moved_is_used_where_it_is_and_keeps_its_name(tmp_
 
 
 def test_a_run_folder_is_the_same_however_its_path_is_written(tmp_path, monkeypatch):
-    folder, config = a_run_folder(tmp_path)
+    _, config = a_run_folder(tmp_path)
     monkeypatch.chdir(tmp_path)
     assert resolve(["./stored/"]) == config
 
