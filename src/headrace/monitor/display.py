@@ -146,7 +146,7 @@ def progress_table(progress: Progress | None, states: States, left: float | None
         f"{progress.trained_tokens_per_s:.0f} trained",
     )
     table.add_row("staleness", shares(progress.staleness))
-    table.add_row("waiting", _seconds(progress.waiting))
+    table.add_row("learner time", _seconds(progress.waiting))
     for actor in progress.actors:
         table.add_row(f"actor {actor.id}", f"version {actor.version} {actor.status}")
     return table
