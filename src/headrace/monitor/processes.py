@@ -105,11 +105,18 @@ class Child:
 
     def last_error(self) -> str:
         """The deliberate error that ended its latest start; empty if it printed none."""
+        errors = [line for line in self._lines() if line.startswith(_ERROR_PREFIX)]
+        return errors[-1].removeprefix(_ERROR_PREFIX) if errors else ""
+
+    def last_line(self) -> str:
+        """The last line that its latest start printed."""
+        lines = [line for line in self._lines() if line.strip()]
+        return lines[-1].strip() if lines else ""
+
+    def _lines(self) -> list[str]:
         with self.output.open("rb") as file:
             file.seek(self._output_start)
-            lines = file.read().decode(errors="replace").splitlines()
-        errors = [line for line in lines if line.startswith(_ERROR_PREFIX)]
-        return errors[-1].removeprefix(_ERROR_PREFIX) if errors else ""
+            return file.read().decode(errors="replace").splitlines()
 
 
 def stop_all(children: Sequence[Child], deadline_s: float) -> list[Child]:

@@ -181,7 +181,7 @@ class Supervisor:
             log.info("%s left the run", post.child.name)
             post.left = True
             return None
-        why = error or _describe(code)
+        why = error or _describe(post.child, code)
         lasting = code > 0 if post.role == "learner" else code == ConfigError.exit_code
         pause = None if lasting else post.budget.spend()
         if pause is not None:
@@ -192,8 +192,7 @@ class Supervisor:
             log.error("%s: %s; giving it up after its last restart", post.child.name, why)
             post.left = True
             return None
-        where = "" if error else f"; its output is in {post.child.output}"
-        return Outcome(max(code, 1), f"{post.child.name}: {why}{where}")
+        return Outcome(max(code, 1), f"{post.child.name}: {why}")
 
     def _other_actors(self, post: Post) -> bool:
         return any(
@@ -244,7 +243,7 @@ def supervise(
                     return Outcome(128 + signals.first)
                 time.sleep(POLL_S)
             if code := first.poll():
-                error = first.last_error() or f"{_describe(code)}; its output is in {first.output}"
+                error = first.last_error() or _describe(first, code)
                 return Outcome(max(code, 1), f"{first.name}: {error}")
         supervisor = plan()
         supervisor.start()
@@ -288,7 +287,7 @@ class _Signals:
             self.first = number
 
 
-def _describe(code: int) -> str:
+def _describe(child: Child, code: int) -> str:
     if code < 0:
         return f"ended by {signal.Signals(-code).name}"
-    return f"ended with exit code {code}"
+    return f"ended with exit code {code}: {child.last_line()} (all of it in {child.output})"
