@@ -87,7 +87,7 @@ class HostWeights:
 
     def array(self) -> npt.NDArray[np.uint8]:
         """The flat bytes as a numpy view."""
-        return self.flat.numpy()  # type: ignore[no-any-return]
+        return self.flat.numpy()
 
     @property
     def path(self) -> str:
