@@ -33,3 +33,29 @@ def choose_backend(backend: str, device: torch.device) -> str:
                 'backend "triton" needs the package triton (3.6 to 3.9): install headrace[gpu]'
             ) from error
     return chosen
+
+
+def interpreted(kernel: object) -> bool:
+    """Whether Triton's interpreter runs this kernel; Triton decides that when it is imported."""
+    from triton.runtime.interpreter import InterpretedFunction
+
+    return isinstance(kernel, InterpretedFunction)
+
+
+def architecture_of(device: torch.device, kernel: object) -> str:
+    """The launch table's name for where a kernel runs: `"interpreter"`, `"sm_90"`, `"gfx942"`.
+
+    Raises:
+        ConfigError: the tensors are on the CPU and the kernel is not interpreted.
+    """
+    if interpreted(kernel):
+        return "interpreter"
+    if device.type == "cpu":
+        raise ConfigError(
+            "Triton kernels run on CPU tensors only under Triton's interpreter: start the process "
+            'with TRITON_INTERPRET=1, or use backend "torch"'
+        )
+    properties = torch.cuda.get_device_properties(device)
+    if torch.version.hip is not None:
+        return str(properties.gcnArchName).split(":")[0]
+    return f"sm_{properties.major}{properties.minor}"

@@ -4,9 +4,10 @@ import math
 
 import torch
 
-from headrace.kernels.attention.layout import Blocks, read_blocks, read_layout
+from headrace.kernels.attention.layout import Blocks, Layout, read_blocks, read_layout
+from headrace.kernels.attention.plan import Mask
 from headrace.kernels.attention.reference import attention_mask, reference_attention
-from headrace.kernels.attention.torch_path import Problem, TorchAttention
+from headrace.kernels.attention.torch_path import TorchAttention
 from headrace.kernels.backend import choose_backend
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -59,15 +60,26 @@ def packed_attention(
     if window is not None and window < 1:
         raise ValueError(f"window is {window}; a row sees at least itself, so it must be >= 1")
     layout = read_layout(cu_seqlens, prefix_of, q.shape[0])
-    selection = None if blocks is None else read_blocks(blocks, layout)
-    size = 0 if blocks is None else blocks.size
+    mask = _mask(layout, window, blocks)
     factor = 1.0 / math.sqrt(q.shape[2]) if scale is None else float(scale)
     if chosen == "reference":
-        mask = attention_mask(layout, q.shape[0], window, size, selection)
-        return reference_attention(q, k, v, mask, factor).to(q.dtype)
-    problem = Problem.build(layout, factor, window, size, selection)
-    out: torch.Tensor = TorchAttention.apply(q, k, v, problem)  # type: ignore[no-untyped-call]
+        return reference_attention(q, k, v, attention_mask(mask, q.shape[0]), factor).to(q.dtype)
+    function: type[torch.autograd.Function] = TorchAttention
+    if chosen == "triton":
+        from headrace.kernels.attention.triton_path import TritonAttention
+
+        function = TritonAttention
+    out: torch.Tensor = function.apply(q, k, v, mask, factor)  # type: ignore[no-untyped-call]
     return out
+
+
+def _mask(layout: Layout, window: int | None, blocks: Blocks | None) -> Mask:
+    longest = max((b - a for a, b in zip(layout.starts, layout.stops, strict=True)), default=0)
+    if window is not None and window >= longest:
+        window = None
+    if blocks is None:
+        return Mask(layout, window)
+    return Mask(layout, window, blocks.size, read_blocks(blocks, layout))
 
 
 def _check_tensors(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, backend: str) -> None:

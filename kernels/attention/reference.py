@@ -2,24 +2,19 @@
 
 import torch
 
-from headrace.kernels.attention.layout import Layout
+from headrace.kernels.attention.plan import Mask
 
 
-def attention_mask(
-    layout: Layout,
-    rows: int,
-    window: int | None,
-    block_size: int,
-    selection: tuple[tuple[int, ...], ...] | None,
-) -> torch.Tensor:
+def attention_mask(mask_of: Mask, rows: int) -> torch.Tensor:
     """Which row attends to which: boolean `[rows, rows]`, queries down, keys across."""
+    layout, selection, block_size = mask_of.layout, mask_of.selection, mask_of.block_size
     mask = torch.zeros(rows, rows, dtype=torch.bool)
     block = 0
     for segment, (start, stop) in enumerate(zip(layout.starts, layout.stops, strict=True)):
         position = torch.arange(stop - start)
         own = position[:, None] >= position[None, :]
-        if window is not None:
-            own &= position[:, None] - position[None, :] < window
+        if mask_of.window is not None:
+            own &= position[:, None] - position[None, :] < mask_of.window
         if selection is not None:
             count = -(-(stop - start) // block_size)
             allowed = torch.zeros(count, count, dtype=torch.bool)
