@@ -43,4 +43,4 @@ $(VENV)/.project: $(VENV)/.locked pyproject.toml
 
 $(MODEL)/config.json: | $(VENV)/.project
 	@echo "setup: making the model $(MODEL)"
-	@$(BIN)/headrace model make smollm2-135m-instruct $(MODEL)
+	@TQDM_DISABLE=1 $(BIN)/headrace model make smollm2-135m-instruct $(MODEL)
