@@ -59,3 +59,14 @@ def architecture_of(device: torch.device, kernel: object) -> str:
     if torch.version.hip is not None:
         return str(properties.gcnArchName).split(":")[0]
     return f"sm_{properties.major}{properties.minor}"
+
+
+def readable(tensor: torch.Tensor, architecture: str) -> torch.Tensor:
+    """The tensor as kernels can read it: with a contiguous last dimension.
+
+    Triton's interpreter computes on the bits of bfloat16 as if they were integers, so there
+    bfloat16 is widened; what interpretation checks is float32 and float16.
+    """
+    if architecture == "interpreter" and tensor.dtype == torch.bfloat16:
+        tensor = tensor.float()
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()

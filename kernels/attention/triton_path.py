@@ -14,7 +14,7 @@ from headrace.kernels.attention.triton_kernels import (
     attention_grad_kv,
     attention_grad_q,
 )
-from headrace.kernels.backend import architecture_of
+from headrace.kernels.backend import architecture_of, readable
 
 LOG2_E = math.log2(math.e)
 NO_WINDOW = 2**31 - 1
@@ -75,7 +75,7 @@ def run_forward(
     out[mask.layout.end :].zero_()
     if not len(tiles):
         return out, lse
-    q, k, v = (_readable(tensor, architecture) for tensor in (q, k, v))
+    q, k, v = (readable(tensor, architecture) for tensor in (q, k, v))
     target = out if out.dtype == q.dtype else out.to(q.dtype)
     attention_forward[len(tiles), heads](
         q, k, v, target, lse, tiles, spans, tiles if visits is None else visits,
@@ -118,7 +118,7 @@ def run_backward(
     dtype = q.dtype
     architecture = architecture_of(q.device, attention_forward)
     table = launches(architecture, dtype, head_dim)
-    q, k, v, out, grad = (_readable(tensor, architecture) for tensor in (q, k, v, out, grad))
+    q, k, v, out, grad = (readable(tensor, architecture) for tensor in (q, k, v, out, grad))
     dq, dk, dv = (torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in (q, k, v))
     for tensor in (dq, dk, dv):
         tensor[mask.layout.end :].zero_()
@@ -167,17 +167,6 @@ def _tables(
         torch.tensor(lines, dtype=torch.int32, device=device).reshape(-1, 4),
         torch.tensor(spans, dtype=torch.int32, device=device).reshape(-1, 3),
     )
-
-
-def _readable(tensor: torch.Tensor, architecture: str) -> torch.Tensor:
-    """The kernels need a contiguous last dimension.
-
-    Triton's interpreter computes on the bits of bfloat16 as if they were integers, so there
-    bfloat16 is widened; what is checked by interpretation is float32 and float16.
-    """
-    if architecture == "interpreter" and tensor.dtype == torch.bfloat16:
-        tensor = tensor.float()
-    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
 def _strides(*tensors: torch.Tensor) -> list[int]:

@@ -65,21 +65,29 @@ def linear_logprob(
             *reference_logprob(hidden, weight, targets, bias, temperature, ignore_index)
         )
     if counted is None:
-        return LogProbs(*_compute(hidden, weight, bias, targets, temperature))
+        return LogProbs(*_compute(chosen, hidden, weight, bias, targets, temperature))
     # Ignored rows never enter the computation, so nothing they hold can reach a result.
-    part = _compute(hidden.index_select(0, counted), weight, bias, targets[counted], temperature)
+    part = _compute(
+        chosen, hidden.index_select(0, counted), weight, bias, targets[counted], temperature
+    )
     zero = part[0].new_zeros(targets.shape[0])
     return LogProbs(*(zero.index_copy(0, counted, values) for values in part))
 
 
 def _compute(
+    backend: str,
     hidden: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     targets: torch.Tensor,
     temperature: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    results: tuple[torch.Tensor, torch.Tensor] = TorchLogProb.apply(  # type: ignore[no-untyped-call]
+    function: type[torch.autograd.Function] = TorchLogProb
+    if backend == "triton":
+        from headrace.kernels.logprob.triton_path import TritonLogProb
+
+        function = TritonLogProb
+    results: tuple[torch.Tensor, torch.Tensor] = function.apply(  # type: ignore[no-untyped-call]
         hidden, weight, bias, targets.long(), temperature
     )
     return results

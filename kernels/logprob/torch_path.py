@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.autograd.function import once_differentiable
 
 ROWS = 512
 VOCABULARY = 2048
@@ -70,6 +71,7 @@ class TorchLogProb(torch.autograd.Function):
         return logprob, entropy
 
     @staticmethod
+    @once_differentiable
     def backward(
         ctx: Any, grad_logprob: torch.Tensor | None, grad_entropy: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, ...]:
