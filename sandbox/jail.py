@@ -25,7 +25,7 @@ _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"
 _INIT = "/sbin/init"
 # The command is not the jail's first process, so that signals to itself work and orphans are
 # reaped. What the shell says of its end goes to a pipe that the command does not have.
-_RUN = f'exec 9>&2 2>&{REPORT_FD} {REPORT_FD}>&-\n"$@" 2>&9 9>&-\necho "exit $?" >&2'
+_RUN = f'exec 9>&2 2>&{REPORT_FD} {REPORT_FD}>&-; (exec 2>&9 9>&-; exec "$@"); echo "exit $?" >&2'
 # Commands come NUL-terminated by a pipe; the exit code of each goes to the report pipe.
 _SHELL = (
     f'while IFS= read -r -d "" -u {COMMAND_FD} REPLY; do '

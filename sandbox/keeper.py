@@ -92,7 +92,7 @@ class Keeper:
 
     def _step(self) -> bool:
         now = time.monotonic()
-        deadline = min((jail.deadline for jail in self._jails.values()), default=math.inf)
+        deadline = min((jail.next_time for jail in self._jails.values()), default=math.inf)
         wait = None if math.isinf(deadline) else max(0.0, deadline - now)
         for fd, _ in self._poll.poll(wait):
             if fd == self._parent:

@@ -11,6 +11,8 @@ _CLONE_NEWNS = 0x00020000
 _CLONE_NEWUSER = 0x10000000
 _MS_NOSUID = 2
 _MS_NODEV = 4
+_MS_RDONLY = 1
+_MS_REMOUNT = 32
 _MS_BIND = 4096
 _MS_REC = 16384
 _MS_PRIVATE = 1 << 18
@@ -43,7 +45,7 @@ def mount_tmpfs(target: str, options: str) -> None:
 
 
 def bind(source: str, target: str) -> None:
-    """Show a folder or file of the host at `target`, which is made.
+    """Show a folder or file of the host read-only at `target`, which is made.
 
     Raises:
         OSError: there is no such source, or the kernel refuses.
@@ -54,6 +56,8 @@ def bind(source: str, target: str) -> None:
         os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
     result = _libc.mount(source.encode(), target.encode(), None, _MS_BIND | _MS_REC, None)
     _check(result, f"show {source} to jails")
+    flags = _MS_BIND | _MS_REMOUNT | _MS_RDONLY | _MS_NOSUID | _MS_NODEV
+    _check(_libc.mount(None, target.encode(), None, flags, None), f"make {source} read-only")
 
 
 def unmount(target: str) -> None:

@@ -13,7 +13,6 @@ _SIGNALLED = re.compile(rb"pid=\d+ \(\[STANDALONE MODE\]\) terminated with signa
 _NOT_LAUNCHED = b"before it has been executed"
 _REPORT = re.compile(rb"\A(.*?)exit (\d+)\n\Z", re.DOTALL)
 _STREAMS = ("stdout", "stderr", "log", "report", "verdict")
-_NOT_EXECUTED = (126, 127)
 _BAD = ("[F]", "[E]", "[W]")
 
 
@@ -51,9 +50,7 @@ class Facts:
             remark = report[1].decode("utf-8", "replace").strip()
             code = int(report[2])
             # The shell remarks on a command that a signal ended, and on none that exited.
-            if remark and code > 128 and code not in _NOT_EXECUTED:
-                return None, code - 128, ""
-            return code, None, remark
+            return (None, code - 128, "") if remark and code > 128 else (code, None, remark)
         log = self.parts["log"]
         if _NOT_LAUNCHED in log:
             return None, None, ""

@@ -1,0 +1,66 @@
+"""What a test may look at to find what a jail left behind."""
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from headrace.sandbox.client import shared
+
+
+def marked(marker: str) -> list[int]:
+    """Processes whose command line holds a marker."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                if marker.encode() in (entry / "cmdline").read_bytes():
+                    found.append(int(entry.name))
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+    return found
+
+
+def groups(keeper: int) -> list[str]:
+    """Control groups of a keeper, apart from its own empty folder."""
+    return [
+        str(path)
+        for path in Path("/sys/fs/cgroup").rglob("*")
+        if path.is_dir() and path.parent.name.startswith(f"headrace-{keeper}-")
+    ]
+
+
+def leftovers(keeper: int) -> dict[str, list[str]]:
+    """Processes, mounts, control groups and files of jails: all empty when all is well."""
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                stat = (entry / "stat").read_text().rpartition(")")[2].split()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            parents[entry.name] = stat[1]
+    mounts = Path(f"/proc/{keeper}/mountinfo").read_text().splitlines()
+    return {
+        "processes": [pid for pid, parent in parents.items() if parent == str(keeper)],
+        "mounts": [line for line in mounts if " /run/box/" in line],
+        "groups": groups(keeper),
+        "files": [str(path) for path in Path("/tmp").glob("nsjail*")],
+    }
+
+
+NOTHING: dict[str, list[str]] = {"processes": [], "mounts": [], "groups": [], "files": []}
+
+
+@pytest.fixture
+def leftovers_of():
+    """The functions of this file, for tests that look themselves."""
+    return SimpleNamespace(marked=marked, groups=groups)
+
+
+@pytest.fixture
+def nothing_left():
+    """Check, after the test, that no process, mount, control group or file of a jail is left."""
+    yield
+    assert leftovers(shared().pid) == NOTHING

@@ -1,0 +1,138 @@
+"""Nothing of a session survives: not its processes, mounts, control groups or files."""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+
+from headrace.errors import SandboxError
+from headrace.sandbox import client
+from headrace.sandbox.box import Sandbox
+from headrace.sandbox.spec import SandboxSpec
+
+pytestmark = pytest.mark.jail
+
+OWNER = """
+import asyncio, sys
+from headrace.sandbox.box import Sandbox
+from headrace.sandbox.client import shared
+from headrace.sandbox.spec import SandboxSpec
+
+DAEMON = '''
+import os, sys, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        while True:
+            pass
+while True:
+    open("up", "w").close()
+    time.sleep(0.01)
+'''
+
+async def jail(marker, up):
+    async with Sandbox(SandboxSpec()) as box:
+        task = asyncio.create_task(box.run(["python3", "-S", "-c", DAEMON, marker]))
+        while not await box.list():
+            await asyncio.sleep(0.01)
+        up()
+        await task
+
+async def main():
+    count = 0
+    def up():
+        nonlocal count
+        count += 1
+        if count == 2:
+            print(shared().pid, flush=True)
+    await asyncio.gather(jail(sys.argv[1], up), jail(sys.argv[1], up))
+
+asyncio.run(main())
+"""
+
+
+def await_end(pid: int, what: str) -> None:
+    """Wait until a process is gone."""
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    ended = poll.poll(15_000)
+    os.close(fd)
+    assert ended, f"{what} {pid} is still there after 15 s"
+
+
+def test_a_killed_owner_leaves_nothing(leftovers_of):
+    marker = uuid.uuid4().hex
+    owner = subprocess.Popen(
+        [sys.executable, "-P", "-c", OWNER, marker], stdout=subprocess.PIPE, text=True
+    )
+    assert owner.stdout is not None
+    keeper = int(owner.stdout.readline())
+    jailed = leftovers_of.marked(marker)
+    assert len(jailed) > 3
+    assert len(leftovers_of.groups(keeper)) > 0
+    owner.kill()
+    owner.wait()
+    owner.stdout.close()
+    await_end(keeper, "the keeper")
+    for pid in jailed:
+        await_end(pid, "a jailed process")
+    assert leftovers_of.marked(marker) == []
+    assert leftovers_of.groups(keeper) == []
+    assert list(Path("/sys/fs/cgroup").glob(f"**/headrace-{keeper}-*")) == []
+    assert list(Path("/tmp").glob("nsjail*")) == []
+
+
+async def test_a_killed_keeper_ends_its_jails_and_another_takes_over(leftovers_of):
+    marker = uuid.uuid4().hex
+    keeper = client.shared()
+    code = "import os, signal, time; os.fork(); time.sleep(60)"
+    async with Sandbox(SandboxSpec()) as box:
+        with pytest.raises(SandboxError, match="keeper"):
+            await _run_and_kill(box, code, marker, keeper, leftovers_of)
+        await_end(keeper.pid, "the keeper")
+    for pid in leftovers_of.marked(marker):
+        await_end(pid, "a jailed process")
+    async with Sandbox(SandboxSpec()) as box:
+        assert (await box.run(["python3", "-S", "-c", "print(1)"])).stdout == b"1\n"
+    assert client.shared().pid != keeper.pid
+    assert list(Path("/sys/fs/cgroup").glob(f"**/headrace-{keeper.pid}-*")) == []
+
+
+async def _run_and_kill(box, code, marker, keeper, leftovers_of):
+    import asyncio
+
+    task = asyncio.create_task(box.run(["python3", "-S", "-c", code, marker]))
+    await asyncio.sleep(0)
+    async with asyncio.timeout(10):
+        await asyncio.to_thread(_await_marked, leftovers_of, marker)
+    os.kill(keeper.pid, signal.SIGKILL)
+    await task
+
+
+def _await_marked(leftovers_of, marker):
+    while len(leftovers_of.marked(marker)) < 2:
+        pass
+
+
+async def test_a_hundred_sessions_leave_no_descriptor():
+    async def session():
+        async with Sandbox(SandboxSpec()) as box:
+            await box.run(["/sbin/init", "-c", ":"])
+
+    await session()
+    before = len(os.listdir("/proc/self/fd"))
+    keeper = f"/proc/{client.shared().pid}/fd"
+    inside = len(os.listdir(keeper))
+    for _ in range(100):
+        await session()
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir(keeper)) == inside
