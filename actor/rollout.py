@@ -28,6 +28,7 @@ from headrace.config import Config
 from headrace.environments.protocol import EnvironmentFailure, Task
 from headrace.environments.registry import get_domain
 from headrace.errors import DeadlineError, RecordError, RunMismatchError, TaskError
+from headrace.process import first_error
 
 logger = logging.getLogger(__name__)
 
@@ -100,9 +101,12 @@ class RolloutWorker:
             BrokerError: the broker is away for too long, or the log is full.
             RunMismatchError: this machine's domains make other tasks than the learner's.
         """
-        async with asyncio.TaskGroup() as tasks:
-            for pool in self._config.actors.pools:
-                tasks.create_task(self._take(pool, tasks))
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for pool in self._config.actors.pools:
+                    tasks.create_task(self._take(pool, tasks))
+        except BaseExceptionGroup as group:
+            raise first_error(group) from group
 
     async def _take(self, pool: str, tasks: asyncio.TaskGroup) -> None:
         while True:
@@ -135,7 +139,9 @@ class RolloutWorker:
             logger.warning("group %d handed back: %s", issued.ordinal, error)
             await held.hand_back()
         except BaseException:
+            # a pull that is still open would receive the task again
             with contextlib.suppress(nats.errors.Error):
+                await self._queue.stop_taking()
                 await held.hand_back()
             raise
         finally:

@@ -139,6 +139,13 @@ class TaskQueue:
             raise
         return HeldTask(message, task.issued)
 
+    async def stop_taking(self) -> None:
+        """Withdraw every open request for tasks; what is handed back then goes to another actor."""
+        pulls, self._pulls = list(self._pulls.values()), {}
+        for pull in pulls:
+            await pull.unsubscribe()
+        await self._connection.nc.flush(timeout=2)
+
     async def begin(self, group: int) -> int:
         """Count one more started attempt on a group; returns how many were started so far."""
         subject = self._names.start(group)

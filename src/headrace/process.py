@@ -56,18 +56,14 @@ async def race(*work: Coroutine[Any, Any, T]) -> T:
     """Run coroutines together until the first one ends; the others are cancelled.
 
     Returns:
-        What the first one returned. Where an error ended one, that error is raised; of an exception
-        group its first error, since the others follow from it.
+        What the first one returned; an error of one is raised.
     """
     tasks = [asyncio.ensure_future(item) for item in work]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         ended = [task for task in tasks if task in done]
         failed = [task for task in ended if task.cancelled() or task.exception() is not None]
-        try:
-            return (failed or ended)[0].result()
-        except BaseExceptionGroup as group:
-            raise first_error(group) from group
+        return (failed or ended)[0].result()
     finally:
         for task in tasks:
             task.cancel()
@@ -75,7 +71,7 @@ async def race(*work: Coroutine[Any, Any, T]) -> T:
 
 
 def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The first plain error in a group of simultaneous ones."""
+    """The first plain error in a group of simultaneous ones; the others follow from it."""
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
