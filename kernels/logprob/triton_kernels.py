@@ -17,12 +17,12 @@ import triton.language as tl
 @triton.jit
 def logprob_fold(
     H, W, B, Y, TOP, TOTAL, MOMENT, PICKED,
-    h_row, w_row, N, V, K, width, inverse_temperature,
+    h_row, w_row, row_count, class_count, column_count, width, inverse_temperature,
     BR: tl.constexpr, BV: tl.constexpr, BK: tl.constexpr, BIAS: tl.constexpr,
 ):
     rows = tl.program_id(0) * BR + tl.arange(0, BR)
     stretch = tl.program_id(1)
-    live = rows < N
+    live = rows < row_count
     y = tl.load(Y + rows, mask=live, other=-1)
     wide_rows = rows.to(tl.int64)[:, None]
     top = tl.full([BR], float("-inf"), tl.float32)
@@ -30,21 +30,21 @@ def logprob_fold(
     moment = tl.zeros([BR], tl.float32)
     picked = tl.zeros([BR], tl.float32)
     begin = stretch * width
-    end = tl.minimum(begin + width, V)
+    end = tl.minimum(begin + width, class_count)
     for v in range(begin, end, BV):
         classes = v + tl.arange(0, BV)
         inside = classes < end
         wide_classes = classes.to(tl.int64)[None, :]
         z = tl.zeros([BR, BV], tl.float32)
-        for c in range(0, K, BK):
+        for c in range(0, column_count, BK):
             columns = c + tl.arange(0, BK)
             h = tl.load(
                 H + wide_rows * h_row + columns[None, :],
-                mask=live[:, None] & (columns < K)[None, :], other=0.0,
+                mask=live[:, None] & (columns < column_count)[None, :], other=0.0,
             )
             w = tl.load(
                 W + wide_classes * w_row + columns[:, None],
-                mask=inside[None, :] & (columns < K)[:, None], other=0.0,
+                mask=inside[None, :] & (columns < column_count)[:, None], other=0.0,
             )
             z = tl.dot(h, w, z, input_precision="ieee")
         if BIAS:
@@ -60,7 +60,7 @@ def logprob_fold(
         moment = (moment + drop * total) * decay + tl.sum(z * e, 1)
         total = total * decay + tl.sum(e, 1)
         top = highest
-    place = stretch.to(tl.int64) * N + rows
+    place = stretch.to(tl.int64) * row_count + rows
     tl.store(TOP + place, top, mask=live)
     tl.store(TOTAL + place, total, mask=live)
     tl.store(MOMENT + place, moment, mask=live)
@@ -70,26 +70,26 @@ def logprob_fold(
 @triton.jit
 def logit_gradient(
     H, W, B, Y, LSE, ENTROPY, SLOPE, CURVE, DZ, DB,
-    h_row, w_row, dz_row, N, V, K, first_class, inverse_temperature,
+    h_row, w_row, dz_row, row_count, class_count, column_count, first_class, inverse_temperature,
     BR: tl.constexpr, BV: tl.constexpr, BK: tl.constexpr, BIAS: tl.constexpr,
 ):
-    """W, B and V are those of the chunk, whose first class is `first_class`."""
+    """W, B and class_count are those of the chunk, whose first class is `first_class`."""
     rows = tl.program_id(0) * BR + tl.arange(0, BR)
     classes = tl.program_id(1) * BV + tl.arange(0, BV)
-    live = rows < N
-    inside = classes < V
+    live = rows < row_count
+    inside = classes < class_count
     wide_rows = rows.to(tl.int64)[:, None]
     wide_classes = classes.to(tl.int64)[None, :]
     z = tl.zeros([BR, BV], tl.float32)
-    for c in range(0, K, BK):
+    for c in range(0, column_count, BK):
         columns = c + tl.arange(0, BK)
         h = tl.load(
             H + wide_rows * h_row + columns[None, :],
-            mask=live[:, None] & (columns < K)[None, :], other=0.0,
+            mask=live[:, None] & (columns < column_count)[None, :], other=0.0,
         )
         w = tl.load(
             W + wide_classes * w_row + columns[:, None],
-            mask=inside[None, :] & (columns < K)[:, None], other=0.0,
+            mask=inside[None, :] & (columns < column_count)[:, None], other=0.0,
         )
         z = tl.dot(h, w, z, input_precision="ieee")
     if BIAS:
@@ -110,4 +110,5 @@ def logit_gradient(
     dz = tl.where(whole, dz, 0.0)
     tl.store(DZ + wide_rows * dz_row + wide_classes, dz.to(DZ.dtype.element_ty), mask=whole)
     if BIAS:
-        tl.store(DB + tl.program_id(0).to(tl.int64) * V + classes, tl.sum(dz, 0), mask=inside)
+        place = tl.program_id(0).to(tl.int64) * class_count + classes
+        tl.store(DB + place, tl.sum(dz, 0), mask=inside)
