@@ -22,7 +22,7 @@ class Display(Protocol):
     """Shows a run while it goes on."""
 
     def show(self, progress: Progress | None, states: States) -> None:
-        """Show the newest state; called several times a second."""
+        """Show the newest state; called about once a second."""
 
     def close(self) -> None:
         """Leave the terminal as it was."""

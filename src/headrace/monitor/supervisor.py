@@ -39,6 +39,7 @@ from headrace.monitor.processes import (
 )
 
 POLL_S = 0.2
+LOOK_S = 1.0
 STOP_S = 30.0
 BROKER_STOP_S = 10.0
 LEARNER_RESTARTS = 3
@@ -226,7 +227,7 @@ def supervise(
 
     Args:
         plan: makes the supervisor, once `first` has ended well.
-        look: called several times a second, for displays.
+        look: called every `LOOK_S` seconds and at the end, for displays.
         first: a process to be run to its end before all others.
 
     Returns:
@@ -247,9 +248,12 @@ def supervise(
                 return Outcome(max(code, 1), f"{first.name}: {error}")
         supervisor = plan()
         supervisor.start()
+        looked = float("-inf")
         while not signals.first:
             outcome = supervisor.check()
-            look(supervisor)
+            if outcome or time.monotonic() - looked >= LOOK_S:
+                looked = time.monotonic()
+                look(supervisor)
             if outcome:
                 return outcome
             time.sleep(POLL_S)
