@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 
 _TAKE_S = 1.0
 _BACKOFF_S = 0.5
+_UNHEALTHY_S = 5.0
 
 
 class Weights(Protocol):
@@ -123,10 +124,16 @@ class RolloutWorker:
                 logger.warning("no task from pool %s: %r", pool, error)
                 await self._clock.sleep(_TAKE_S)
                 continue
-            if held is not None:
-                self._in_flight += held.issued.group_size
-                self._held.add(held.issued.ordinal)
-                tasks.create_task(self._run_group(held))
+            if held is None:
+                continue
+            current = asyncio.current_task()
+            if current is not None and current.cancelling():
+                # a request that ends at the moment of the cancellation swallows it
+                await self._give_up(held)
+                raise asyncio.CancelledError
+            self._in_flight += held.issued.group_size
+            self._held.add(held.issued.ordinal)
+            tasks.create_task(self._run_group(held))
 
     async def _run_group(self, held: HeldTask) -> None:
         issued = held.issued
@@ -137,12 +144,9 @@ class RolloutWorker:
         except DeadlineError as error:
             self.unhealthy = str(error)
             logger.warning("group %d handed back: %s", issued.ordinal, error)
-            await held.hand_back()
+            await held.hand_back(delay_s=_UNHEALTHY_S)
         except BaseException:
-            # a pull that is still open would receive the task again
-            with contextlib.suppress(nats.errors.Error):
-                await self._queue.stop_taking()
-                await held.hand_back()
+            await self._give_up(held)
             raise
         finally:
             keeping.cancel()
@@ -150,6 +154,13 @@ class RolloutWorker:
             async with self._room:
                 self._in_flight -= issued.group_size
                 self._room.notify_all()
+
+    async def _give_up(self, held: HeldTask) -> None:
+        """Hand a task back at the end of this worker."""
+        # a request that is still open would receive the task again
+        with contextlib.suppress(nats.errors.Error):
+            await self._queue.stop_taking()
+            await held.hand_back()
 
     async def _keep(self, held: HeldTask) -> None:
         while True:

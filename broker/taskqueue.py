@@ -35,9 +35,9 @@ class HeldTask:
         """
         await self._message.ack()
 
-    async def hand_back(self) -> None:
-        """Give the task back at once, undone."""
-        await self._message.nak()
+    async def hand_back(self, *, delay_s: float = 0.0) -> None:
+        """Give the task back undone, to be handed out again after `delay_s` seconds."""
+        await self._message.nak(delay=delay_s or None)
 
 
 class TaskQueue:
