@@ -106,6 +106,9 @@ class Domain(Protocol):
     def task(self, index: int, *, split: str, level: int) -> Task:
         """Generate a task; the same arguments give the same task in every process."""
 
+    def oracle(self, task: Task) -> str:
+        """A right answer, by which `headrace domain check` proves that the task can be solved."""
+
     async def open(self, task: Task, *, seed: int) -> Session:
         """Start an episode.
 

@@ -21,7 +21,7 @@ os.write({VERDICT_FD}, b"1" if answer.strip() == b"%d" % wanted else b"0")
 
 
 class Arithmetic:
-    """Level 0 has numbers of one digit, level 1 of up to two."""
+    """Sums of two numbers and the largest of three, of one digit (level 0) or two (level 1)."""
 
     id = "arithmetic"
     levels = 2
@@ -56,6 +56,11 @@ class Arithmetic:
             data={"operation": operation, "numbers": numbers},
             max_new_tokens=8,
         )
+
+    def oracle(self, task: Task) -> str:
+        """See `Domain`."""
+        numbers = task.data["numbers"]
+        return str(sum(numbers) if task.data["operation"] == "sum" else max(numbers))
 
     async def open(self, task: Task, *, seed: int) -> Session:
         """See `Domain`."""

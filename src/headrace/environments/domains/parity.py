@@ -24,7 +24,7 @@ os.write({VERDICT_FD}, b"1" if right else b"0")
 
 
 class Parity:
-    """One level: a short word and the wanted parity."""
+    """Answers whose characters add up to an even or odd number; chance gets half of them."""
 
     id = "parity"
     levels = 1
@@ -43,6 +43,10 @@ class Parity:
             data={"parity": parity},
             max_new_tokens=8,
         )
+
+    def oracle(self, task: Task) -> str:
+        """See `Domain`."""
+        return "ba"[task.data["parity"]]
 
     async def open(self, task: Task, *, seed: int) -> Session:
         """See `Domain`."""

@@ -97,7 +97,7 @@ os.write({VERDICT_FD}, marks.encode())
 
 
 class PythonFunctions:
-    """Short functions of one or two parameters; see `python_questions` for the levels."""
+    """Short Python functions, judged by hidden tests, with a second attempt after an error."""
 
     id = "python_functions"
     levels = len(LEVELS)
@@ -113,6 +113,8 @@ class PythonFunctions:
             index=index,
         )
         inputs = question.inputs(random.Random(seed), HIDDEN_TESTS + 1)
+        signature = f"f({', '.join(question.parameters)})"
+        asked = f"{signature}: returns {question.text}"
         return Task(
             domain=self.id,
             level=level,
@@ -120,20 +122,24 @@ class PythonFunctions:
             index=index,
             messages=[
                 Message(role="system", content="Write the Python function."),
-                Message(role="user", content="g(x, y): returns x divided by y"),
-                Message(role="assistant", content="def g(x, y): return x / y"),
-                Message(
-                    role="user",
-                    content=f"f({', '.join(question.parameters)}): returns {question.text}",
-                ),
+                Message(role="user", content=question.example[0]),
+                Message(role="assistant", content=question.example[1]),
+                Message(role="user", content=asked),
             ],
             data={
+                "oracle": f"def {signature}: return {question.code}",
+                "asked": asked,
                 "inputs": inputs,
                 "expected": [repr(question.function(*values)) for values in inputs],
             },
             max_turns=MAX_TURNS,
             max_new_tokens=40,
         )
+
+    def oracle(self, task: Task) -> str:
+        """See `Domain`."""
+        oracle: str = task.data["oracle"]
+        return oracle
 
     async def open(self, task: Task, *, seed: int) -> Session:
         """See `Domain`."""
@@ -153,7 +159,11 @@ class Attempt(Struct, frozen=True):
 class PythonSession:
     """One episode."""
 
+    runner = RUNNER
+    scorer = SCORER
+
     def __init__(self, task: Task, box: Box) -> None:
+        self._asked: str = task.data["asked"]
         self._inputs: list[list[object]] = task.data["inputs"]
         self._expected: list[str] = list(task.data["expected"])
         self._box = box
@@ -168,22 +178,24 @@ class PythonSession:
         """See `Session`."""
         code = extract_code(action).encode("utf-8", "replace")[:_CODE_LIMIT]
         result = await self._box.run(
-            "tool", [*PYTHON, RUNNER, repr(self._inputs)], stdin=code, limits=LIMITS
+            "tool", [*PYTHON, self.runner, repr(self._inputs)], stdin=code, limits=LIMITS
         )
         attempt = self._read(result)
         self._attempts.append(attempt)
         done = not attempt.kind or len(self._attempts) == MAX_TURNS
-        return Observation(done=done, message=f"{attempt.feedback} Write f again.")
+        return Observation(done=done, message=f"{attempt.feedback}\n{self._asked}")
 
     async def verdict(self) -> Verdict:
         """See `Session`."""
-        marks = [await self._marks(attempt) for attempt in self._attempts[-1:]]
-        passed = marks[0].count("1")
+        if not self._attempts:
+            raise EnvironmentFailure("no_answer", "the episode was judged before its first turn")
+        last = self._attempts[-1]
+        marks = await self._marks(last)
+        passed = marks.count("1")
         success = passed == HIDDEN_TESTS
         score = 1.0 if success else PARTIAL * passed / HIDDEN_TESTS
         if len(self._attempts) > 1:
             score *= SECOND_ATTEMPT
-        last = self._attempts[-1]
         kind = "" if success else last.kind or "assertion"
         return Verdict(
             score=score,
@@ -191,7 +203,7 @@ class PythonSession:
             step_scores=[0.0] * (len(self._attempts) - 1) + [score],
             checks=[
                 Check(name=f"hidden_{number}", passed=mark == "1")
-                for number, mark in enumerate(marks[0])
+                for number, mark in enumerate(marks)
             ],
             side="" if success else "model",
             kind=kind,
@@ -209,14 +221,12 @@ class PythonSession:
             raise EnvironmentFailure(
                 "runner_error", f"the jail ended with {result.status} before it began: {stderr}"
             )
-        if result.status != "ok":
-            return Attempt(
-                result.status, f"f did not finish: {result.status.replace('_', ' ')}.", None
-            )
+        if result.status not in {"ok", "nonzero_exit", "signal"}:
+            return Attempt(result.status, f"f hit a limit: {result.status}.", None)
         lines = [line.partition(" ") for line in rest[:-1]]
         if len(lines) == 1 and lines[0][0] in {"compile", "runtime"}:
             return Attempt(lines[0][0], f"{lines[0][2][:_FEEDBACK_CHARS]}.", None)
-        if len(lines) != len(self._inputs):
+        if result.status != "ok" or len(lines) != len(self._inputs):
             return Attempt("exit", "f ended the program instead of returning.", None)
         call = f"f({', '.join(map(repr, self._inputs[0]))})"
         word, _, text = lines[0]
@@ -238,7 +248,7 @@ class PythonSession:
             return "0" * HIDDEN_TESTS
         hidden = [self._expected[1:], attempt.values[1:]]
         stdin = "\n".join([str(HIDDEN_TESTS), *hidden[0], *hidden[1]])
-        marks = await self._box.score(SCORER, stdin=stdin.encode())
+        marks = await self._box.score(self.scorer, stdin=stdin.encode())
         if len(marks) != HIDDEN_TESTS or set(marks) - {"0", "1"}:
             raise EnvironmentFailure("bad_verdict", f"the scorer wrote {marks[:40]!r}")
         return marks

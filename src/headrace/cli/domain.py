@@ -1,0 +1,82 @@
+"""`headrace domain`: list the registered domains, and prove that one judges as it should."""
+
+import argparse
+import asyncio
+
+from headrace.errors import ConfigError, TaskError
+
+HELP = """\
+`headrace domain list` shows the registered domains.
+`headrace domain show ID` prints tasks of one.
+`headrace domain check ID` runs its oracle, an empty answer and hostile answers through the jail and
+fails unless the oracle always wins and none of the others does."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("action", choices=("list", "show", "check"))
+    parser.add_argument("id", nargs="?", help="identifier of a domain; not for `list`")
+    parser.add_argument("--level", type=int, help="one level; all of them by default")
+    parser.add_argument("--tasks", type=int, default=6, help="tasks of each level (default 6)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command; the exit code.
+
+    Raises:
+        ConfigError: no or an unknown domain or level, or fewer than two tasks.
+        TaskError: the domain does not judge as it should.
+    """
+    from headrace.environments.registry import all_domains, get_domain
+
+    if args.action == "list":
+        for domain in all_domains():
+            summary = (type(domain).__doc__ or "").strip().partition("\n")[0]
+            count = f"{domain.levels} level{'s' if domain.levels > 1 else ''}"
+            print(f"{domain.id:<20} {count:<10} {summary}")
+        return 0
+    if not args.id:
+        raise ConfigError(f"headrace domain {args.action} needs the identifier of a domain")
+    domain = get_domain(args.id)
+    if args.level is not None and not 0 <= args.level < domain.levels:
+        raise ConfigError(f"domain {args.id} has levels 0 to {domain.levels - 1}, not {args.level}")
+    # with a single task a lucky answer cannot be told from a hole
+    if args.tasks < 2:
+        raise ConfigError(f"--tasks must be at least 2, got {args.tasks}")
+    levels = list(range(domain.levels)) if args.level is None else [args.level]
+    if args.action == "show":
+        _show(args.id, levels, args.tasks)
+    else:
+        asyncio.run(_check(args.id, levels, args.tasks))
+    return 0
+
+
+def _show(ident: str, levels: list[int], tasks: int) -> None:
+    from headrace.environments.registry import get_domain
+
+    domain = get_domain(ident)
+    for level in levels:
+        for index in range(tasks):
+            task = domain.task(index, split="train", level=level)
+            asked = task.messages[-1].content.replace("\n", "\\n")
+            print(f"level {level}  {asked}  ->  {domain.oracle(task)!r}")
+
+
+async def _check(ident: str, levels: list[int], tasks: int) -> None:
+    from headrace.environments.check import check_domain
+    from headrace.environments.registry import get_domain
+
+    domain = get_domain(ident)
+    problems: list[str] = []
+    for level in levels:
+        report = await check_domain(domain, level=level, tasks=tasks)
+        problems += [f"level {level}: {problem}" for problem in report.problems]
+        print(
+            f"level {level}  oracle {report.oracle}/{report.tasks}  "
+            f"hostile answers {report.hostile}  problems {len(report.problems)}  "
+            f"{report.wall_s:.1f} s"
+        )
+    for problem in problems:
+        print(f"  {problem}")
+    if problems:
+        raise TaskError(f"domain {ident} has {len(problems)} problems; the first: {problems[0]}")

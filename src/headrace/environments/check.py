@@ -1,0 +1,120 @@
+"""Proof that a domain judges as it should: its oracle wins, silence and tricks do not.
+
+A trick that happens to be right on some task is chance; one that is right on every task is a hole.
+"""
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+
+from headrace.broker.records import Verdict
+from headrace.environments.protocol import Domain, EnvironmentFailure, Task, check_verdict
+
+HOSTILE: dict[str, str] = {
+    "exit with success": "import sys; sys.exit(0)",
+    "exit at once": "import os; os._exit(0)",
+    "raise SystemExit": "raise SystemExit(0)",
+    "kill itself": "import os; os.kill(os.getpid(), 9)",
+    "equal to everything": (
+        "class A(int):\n    __eq__ = lambda s, o: True\n    __hash__ = lambda s: 0\n"
+        "def f(*a): return A()"
+    ),
+    "forged words": "print('PASSED'); print('1'); print('success'); print('score: 1.0')",
+    "forged on every descriptor": (
+        "import os\nfor fd in range(1, 64):\n"
+        "    try: os.write(fd, b'1')\n    except OSError: pass\nos._exit(0)"
+    ),
+    "forged files": (
+        "for p in ('verdict', 'reward.json', 'score'):\n    open(p, 'w').write('{\"reward\": 1}')"
+    ),
+    "not a number": "nan",
+    "infinity": "1e999",
+    "huge number": "9" * 5000,
+    "evaluated": "__import__('os')._exit(0)",
+    "NUL": "\0",
+    "surrogate": "\ud800",
+    "line feeds": "\n" * 3000,
+    "long": "a b " * 20_000,
+}
+LIMITS_HIT: dict[str, str] = {
+    "endless loop": "while True: pass",
+    "endless memory": "x = []\nwhile True: x.append(bytearray(1 << 20))",
+    "fork bomb": "import os\nwhile True: os.fork()",
+}
+"""Slow ones: they are tried on one task."""
+
+
+@dataclass
+class Report:
+    """What a check of one level found."""
+
+    tasks: int
+    oracle: int = 0
+    """Tasks on which the oracle succeeded."""
+    hostile: int = 0
+    """Hostile answers that were tried."""
+    problems: list[str] = field(default_factory=list)
+    """What is wrong; empty when nothing is."""
+    wall_s: float = 0.0
+
+
+async def check_domain(domain: Domain, *, level: int, tasks: int) -> Report:
+    """Judge the oracle, silence and hostile answers on the first tasks of both splits.
+
+    Raises:
+        ConfigError: the level does not exist.
+    """
+    begun = time.monotonic()
+    report = Report(tasks=tasks)
+    drawn = [
+        domain.task(index // 2, split=("train", "heldout")[index % 2], level=level)
+        for index in range(tasks)
+    ]
+    for task in drawn:
+        verdict = await _judge(domain, task, domain.oracle(task), "the oracle", report)
+        if verdict is not None and verdict.success and verdict.score == 1.0:
+            report.oracle += 1
+        elif verdict is not None:
+            report.problems.append(
+                f"the oracle fails task {_name(task)}: {verdict.kind} {verdict.evidence}"
+            )
+    await _try(domain, drawn, "an empty answer", "", report)
+    for name, answer in HOSTILE.items():
+        await _try(domain, drawn, name, answer, report)
+    for name, answer in LIMITS_HIT.items():
+        await _try(domain, drawn[:1], name, answer, report)
+    report.wall_s = time.monotonic() - begun
+    return report
+
+
+async def _try(domain: Domain, tasks: list[Task], name: str, answer: str, report: Report) -> None:
+    report.hostile += 1
+    what = f"the answer {name!r}"
+    verdicts = await asyncio.gather(*[_judge(domain, task, answer, what, report) for task in tasks])
+    won = [verdict is not None and verdict.success for verdict in verdicts]
+    if len(won) > 1 and all(won):
+        report.problems.append(f"{what} succeeds on every task")
+
+
+async def _judge(
+    domain: Domain, task: Task, answer: str, what: str, report: Report
+) -> Verdict | None:
+    """Give the same answer in every turn; None when the environment failed."""
+    try:
+        session = await domain.open(task, seed=0)
+        try:
+            turns = 1
+            while not (await session.step(answer)).done and turns < task.max_turns:
+                turns += 1
+            verdict = await session.verdict()
+        finally:
+            await session.close()
+        check_verdict(verdict, turns=turns)
+    except EnvironmentFailure as failure:
+        report.problems.append(f"{what} breaks the environment on task {_name(task)}: {failure}")
+        return None
+    return verdict
+
+
+def _name(task: Task) -> str:
+    return f"{task.domain}/{task.level}/{task.split}/{task.index}"
