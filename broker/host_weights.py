@@ -7,6 +7,7 @@ file system, so a killed process leaves nothing behind.
 
 import mmap
 import os
+import weakref
 from collections.abc import Iterable, Mapping
 
 import msgspec
@@ -43,11 +44,12 @@ def tensor_views(flat: torch.Tensor, layout: Layout) -> dict[str, torch.Tensor]:
 
 
 class HostWeights:
-    """Shared memory of `layout.nbytes` bytes; usable until `close`."""
+    """Shared memory of `layout.nbytes` bytes, given back with the object and its last view."""
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
         self._fd = os.memfd_create("headrace-weights", os.MFD_CLOEXEC)
+        weakref.finalize(self, os.close, self._fd)
         os.ftruncate(self._fd, max(layout.nbytes, 1))
         self._map = mmap.mmap(self._fd, max(layout.nbytes, 1))
         self.flat = torch.frombuffer(self._map, dtype=torch.uint8)[: layout.nbytes]
@@ -89,15 +91,14 @@ class HostWeights:
         """The flat bytes as a numpy view."""
         return self.flat.numpy()
 
+    def memory(self) -> memoryview:
+        """The flat bytes as a memory view."""
+        return memoryview(self._map)[: self.layout.nbytes]
+
     @property
     def path(self) -> str:
         """Path by which other processes of the same user can map the memory while it is open."""
         return f"/proc/{os.getpid()}/fd/{self._fd}"
-
-    def close(self) -> None:
-        """Give the memory back as soon as the last view is gone."""
-        os.close(self._fd)
-        del self.flat, self._map
 
 
 def map_tensors(path: str, layout: bytes) -> Iterable[tuple[str, torch.Tensor]]:
