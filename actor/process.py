@@ -126,7 +126,9 @@ async def _serve(
             max_num_seqs=config.actors.samples_in_flight,
         )
         try:
-            receiver = WeightReceiver(connection, names, engine, ident=ident)
+            receiver = WeightReceiver(
+                connection, names, engine, ident=ident, round_s=config.weights.round_s
+            )
             async with receiver:
                 status = "waiting for weights"
                 logger.info("waiting for weights")

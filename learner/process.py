@@ -294,6 +294,9 @@ class LearnerProcess:
         await self._state.check_lineage(self._lineage)
         weights = await self._in_thread(self._trainer.weights)
         await self._publisher.publish(self._trainer.version, weights)
+        await self._state.set_current(
+            Current(lineage=self._lineage, version=self._trainer.version)
+        )
         self._report.published = self._trainer.version
         self._published.set()
 
