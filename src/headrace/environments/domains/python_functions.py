@@ -128,7 +128,6 @@ class PythonFunctions:
             ],
             data={
                 "oracle": f"def {signature}: return {question.code}",
-                "asked": asked,
                 "inputs": inputs,
                 "expected": [repr(question.function(*values)) for values in inputs],
             },
@@ -163,7 +162,7 @@ class PythonSession:
     scorer = SCORER
 
     def __init__(self, task: Task, box: Box) -> None:
-        self._asked: str = task.data["asked"]
+        self._asked = task.messages[-1].content
         self._inputs: list[list[object]] = task.data["inputs"]
         self._expected: list[str] = list(task.data["expected"])
         self._box = box
