@@ -1,0 +1,55 @@
+"""The `headrace domain` command, without a jail."""
+
+import subprocess
+import sys
+
+import pytest
+
+from headrace.cli.main import main
+
+
+def test_list_shows_every_domain_with_its_levels(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["domain", "list"]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert {"arithmetic", "parity", "python_functions"} <= set(lines)
+    assert "2 levels" in lines["arithmetic"]
+    assert "1 level " in lines["parity"]
+
+
+def test_show_prints_tasks_with_their_oracle(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["domain", "show", "python_functions", "--level", "0", "--tasks", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2
+    assert all("->  'def f(" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["check", "arithmetics"], "did you mean 'arithmetic'"),
+        (["check"], "needs the identifier of a domain"),
+        (["check", "parity", "--level", "3"], "levels 0 to 0"),
+        (["check", "parity", "--tasks", "1"], "--tasks must be at least 2"),
+    ],
+)
+def test_a_wrong_argument_ends_in_one_line_and_code_2(
+    arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["domain", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert named in error
+    assert error.count("\n") == 1
+
+
+def test_help_loads_no_domain() -> None:
+    program = (
+        "import sys; from headrace.cli.main import main\n"
+        "try: main(['domain', '--help'])\n"
+        "except SystemExit: pass\n"
+        "print(sorted(n for n in sys.modules if n.startswith('headrace.environments')))"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert "hostile answers" in shown.stdout
+    assert shown.stdout.splitlines()[-1] == "[]"
