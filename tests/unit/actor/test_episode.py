@@ -329,6 +329,26 @@ async def test_a_deadline_names_whom_the_episode_waited_for_and_closes_the_sessi
     assert domain.closed == 1
 
 
+async def test_a_cancelled_episode_closes_its_session() -> None:
+    class Silent(Script):
+        def __init__(self) -> None:
+            super().__init__()
+            self.asked = asyncio.Event()
+
+        async def generate(self, prompt: list[int], **_: object) -> Generation:
+            self.asked.set()
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    domain, engine = Talk(), Silent()
+    running = asyncio.ensure_future(play(engine, domain))
+    await engine.asked.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert domain.closed == 1
+
+
 async def test_an_engine_whose_logprobs_do_not_fit_its_tokens_makes_no_record() -> None:
     class Short(Script):
         async def generate(self, prompt: list[int], **_: object) -> Generation:
