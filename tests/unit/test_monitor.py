@@ -211,13 +211,19 @@ def test_a_half_written_last_row_is_left_out(tmp_path):
 def test_the_time_left_follows_the_pace_of_the_steps_and_counts_down():
     clock = TurnedClock()
     left = TimeLeft(clock)
-    assert left.estimate(Progress(steps=0, total_steps=5)) is None
+
+    def estimate(steps, phase="training"):
+        return left.estimate(Progress(steps=steps, total_steps=5, phase=phase))
+
+    assert estimate(0, "probing") is None
+    clock.now += 90.0
+    assert estimate(0) is None
     clock.now += 10.0
-    assert left.estimate(Progress(steps=1, total_steps=5)) == 40.0
+    assert estimate(1) == 40.0
     clock.now += 4.0
-    assert left.estimate(Progress(steps=1, total_steps=5)) == 36.0
+    assert estimate(1) == 36.0
     clock.now += 100.0
-    assert left.estimate(Progress(steps=1, total_steps=5)) == 0.0
+    assert estimate(1) == 0.0
 
 
 def test_plain_lines_come_at_each_step_and_else_every_fifteen_seconds():

@@ -41,7 +41,9 @@ class TimeLeft:
         self._marks: deque[tuple[float, int]] = deque(maxlen=steps)
 
     def estimate(self, progress: Progress) -> float | None:
-        """Seconds to the last step; None before there is a pace."""
+        """Seconds to the last step; None before there is a pace, and outside of training."""
+        if progress.phase != "training":
+            return None
         now = self._clock.monotonic()
         if not self._marks or progress.steps > self._marks[-1][1]:
             self._marks.append((now, progress.steps))
