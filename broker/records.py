@@ -5,6 +5,7 @@ type, protocol version and size before anything is used. Arrays are little-endia
 declared dtype. Token roles and policy versions are runs `Span(value, start, end)`.
 """
 
+import math
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -292,8 +293,8 @@ def check_trajectory(trajectory: Trajectory) -> None:
     """Check the token invariants of a trajectory.
 
     Raises:
-        RecordError: roles do not cover the tokens, versions do not cover the sampled tokens, or
-            lengths disagree.
+        RecordError: roles do not cover the tokens, versions do not cover the sampled tokens,
+            lengths disagree, or a log-probability or the score is not a finite number.
     """
     length = len(trajectory.tokens)
     where = f"sample {trajectory.group}.{trajectory.index}"
@@ -319,6 +320,12 @@ def check_trajectory(trajectory: Trajectory) -> None:
     covered = _positions([(span.start, span.end) for span in trajectory.versions])
     if covered != _positions(sampled):
         raise RecordError(f"{where}: policy versions do not cover the sampled tokens")
+    # one such number would make a whole batch's gradient not finite
+    bad = [value for value in trajectory.logprobs.numpy().tolist() if not math.isfinite(value)]
+    if bad:
+        raise RecordError(f"{where}: a log-probability is {bad[0]}")
+    if not math.isfinite(trajectory.verdict.score):
+        raise RecordError(f"{where}: the score is {trajectory.verdict.score}")
 
 
 def _positions(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
