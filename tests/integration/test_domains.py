@@ -207,20 +207,35 @@ async def test_the_candidates_jail_holds_no_expected_value() -> None:
         for each in (task(index=index) for index in range(99))
         if all(len(value) > 3 for value in each.data["expected"])
     )
+    # disguised, so that the candidate's own source is no place where the values are found
+    disguised = [int(value) ^ 5 for value in wanted.data["expected"]]
     spill = (
-        "import gc, sys\n"
+        "import gc, os, re, sys\n"
         "def f(a, b):\n"
-        "    g = sys._getframe(1).f_globals\n"
-        "    found = repr((g, sys.argv, sys.stdin.buffer.read(), dict(__import__('os').environ)))\n"
-        "    found += repr([x for x in gc.get_objects() if type(x) in (list, tuple, dict)])\n"
-        f"    return [word for word in {wanted.data['expected']!r}[1:] if word in found]"
+        "    texts = repr((sys.argv, dict(os.environ), sys.stdin.buffer.read()))\n"
+        "    seen = set(map(int, re.findall('-?[0-9]+', texts)))\n"
+        "    boxes = [x for x in gc.get_objects() if type(x) in (list, tuple, dict)]\n"
+        "    for x in [y for box in boxes for y in (box.values() if type(box) is dict else box)]:\n"
+        "        if type(x) is int: seen.add(x)\n"
+        "        if type(x) is str and re.fullmatch('-?[0-9]+', x): seen.add(int(x))\n"
+        f"    return [word for word in {disguised} if word ^ 5 in seen], a in seen"
     )
-    # the candidate's own source must not count as a place where the values were found
-    spill = spill.replace(
-        repr(wanted.data["expected"]), str([int(v) ^ 5 for v in wanted.data["expected"]])
-    ).replace("if word in found", "if str(word ^ 5) in found")
     _, messages, _ = await judge(PYTHON, wanted, spill, spill)
-    assert "returned [], not" in messages[0]
+    assert "returned ([], True), not" in messages[0]  # the inputs are there to be found
+
+
+async def test_the_same_seed_gives_the_same_answers_from_hashed_order() -> None:
+    code = "def f(a, b): return list({'apple', 'pear', 'plum', 'fig', 'date', 'lime'})"
+    runs = [await judge(PYTHON, task(), code, code) for _ in range(2)]
+    assert "returned [" in runs[0][1][0]
+    assert runs[0][1] == runs[1][1]
+
+
+async def test_files_of_a_first_attempt_do_not_become_modules_of_the_second() -> None:
+    plant = "open('operator.py', 'w').write('raise SystemExit(0)')"
+    right = f"import operator\ndef f(a, b): return {expression(task())}"
+    verdict, _, _ = await judge(PYTHON, task(), plant, right)
+    assert verdict.success
 
 
 @pytest.mark.parametrize(

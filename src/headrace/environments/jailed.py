@@ -6,8 +6,9 @@ from headrace.errors import DeadlineError, SandboxError
 from headrace.sandbox.box import Sandbox
 from headrace.sandbox.spec import Limits, Result, SandboxSpec
 
-PYTHON = ["python3", "-I", "-S", "-B", "-c"]
-"""An interpreter without site-packages and user settings: starts in a third of the time."""
+PYTHON = ["python3", "-P", "-s", "-S", "-B", "-c"]
+"""An interpreter without site-packages, and without the workspace on its path. It is not started
+with `-I`, which would ignore the hash seed that makes runs repeatable."""
 VERDICT_FD = 3
 SCORER_LIMITS = Limits(wall_s=20.0, memory=128 << 20, processes=8, output=64 << 10)
 """Far above what a scorer needs: exceeding them is the environment's failure."""
