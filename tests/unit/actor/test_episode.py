@@ -133,6 +133,9 @@ class Talk:
             max_new_tokens=20,
         )
 
+    def oracle(self, task: Task) -> str:
+        return "ab"
+
     async def open(self, task: Task, *, seed: int) -> "Talk":
         self._trip("open")
         return self
