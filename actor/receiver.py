@@ -249,7 +249,7 @@ class WeightReceiver:
     def _expire_round(self) -> None:
         # A learner that died between begin and commit must not keep this actor from pulling.
         current = self._round
-        if current is None or time.monotonic() - current.started < 2 * self._round_s:
+        if current is None or time.monotonic() - current.started < self._round_s:
             return
         if current.receiving is None or current.receiving.done():
             self._trouble = f"the broadcast of weights {current.manifest.version} was not finished"
@@ -388,5 +388,5 @@ class WeightReceiver:
 
     def _leave_group(self) -> None:
         if self._group is not None:
-            self._group.abort()
+            self._group.close()
             self._group = None

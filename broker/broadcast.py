@@ -6,6 +6,7 @@ may hold two memberships at a time, and a failed one takes nothing down. NCCL on
 
 import collections
 import socket
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -81,7 +82,7 @@ class BroadcastGroup:
         self._device = device
         prefixed = PrefixStore(f"weights/{epoch}", store)
         try:
-            self._group = _backend(prefixed, rank, size, address, timeout_s, device)
+            self._group: Any = _backend(prefixed, rank, size, address, timeout_s, device)
             if size > 1:
                 self._start(torch.zeros(1, dtype=torch.uint8, device=device)).wait()
         except RuntimeError as error:
@@ -142,9 +143,17 @@ class BroadcastGroup:
         options.rootTensor = 0
         return self._group.broadcast([buffer], options)
 
-    def abort(self) -> None:
-        """Give the group up. On gloo a blocked transfer still ends only by its timeout."""
-        self._group.abort()
+    def close(self) -> None:
+        """Leave the group; a transfer that is blocked on a peer does not hold the caller up.
+
+        Gloo's end waits for such a transfer until its timeout, so it happens in a thread.
+        """
+        holder, self._group = [self._group], None
+        threading.Thread(target=_end, args=(holder,), daemon=True).start()
+
+
+def _end(holder: list[Any]) -> None:
+    holder.pop().abort()
 
 
 def _backend(

@@ -81,9 +81,9 @@ class Broadcaster:
         self._numbered = 0
 
     @property
-    def memberships(self) -> int:
-        """How many memberships were numbered so far."""
-        return self._numbered
+    def epoch(self) -> str:
+        """Name of the membership that stands; empty if none."""
+        return self._membership.group.epoch if self._membership is not None else ""
 
     async def send(
         self, manifest: Manifest, subject: str, flat: torch.Tensor, actors: Sequence[str]
@@ -99,7 +99,10 @@ class Broadcaster:
             begin = Begin(
                 epoch=membership.group.epoch, version=manifest.version, lineage=manifest.lineage
             )
-            await self._ask(ready, begin, self._prepare_s)
+            begun = await self._ask(ready, begin, self._prepare_s)
+            refused = [actor for actor in ready if actor not in begun or not begun[actor].ok]
+            if refused:
+                raise WeightError(f"actors {', '.join(refused)} did not begin")
             await asyncio.to_thread(
                 membership.group.transfer,
                 flat,
@@ -163,6 +166,7 @@ class Broadcaster:
         )
         group = await building
         # The old membership is left only now that the new one stands.
+        self._drop()
         self._membership = Membership(group, ready)
         absent = [
             a for a, part in zip(ready, joined, strict=True) if a not in part or not part[a].ok
@@ -190,7 +194,7 @@ class Broadcaster:
 
     def _drop(self) -> None:
         if self._membership is not None:
-            self._membership.group.abort()
+            self._membership.group.close()
             self._membership = None
 
     async def _ask(

@@ -61,6 +61,8 @@ class PublishReport:
     total_bytes: int
     reached: list[str]
     """Actors that verified the broadcast."""
+    membership: str
+    """Name of the broadcast group that stands; empty if none."""
     offered: list[str]
     """Actors that were told to pull."""
     stage_s: float
@@ -200,6 +202,7 @@ class WeightPublisher:
             len(stored),
             staged.weights.layout.nbytes,
             reached,
+            self._broadcaster.epoch,
             missed,
             stage_s,
             store_s,
