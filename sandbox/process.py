@@ -200,6 +200,8 @@ class Jail:
         self._reason = reason
         self.deadline = time.monotonic() + _GRACE_S
         if self._group is not None:
+            # It may not have entered its group yet; whatever is in the group by the end dies too.
+            os.kill(self._pid, signal.SIGKILL)
             self._group.kill()
         else:
             # nsjail answers by killing the jail's first process and reaping it.

@@ -1,11 +1,11 @@
 """A persistent shell in one long-lived jail: state stays between commands."""
 
 import asyncio
-import contextlib
+import logging
 import os
 import time
 
-from headrace.errors import SandboxError
+from headrace.errors import DeadlineError, SandboxError
 from headrace.sandbox.admission import Admission
 from headrace.sandbox.client import Keeper
 from headrace.sandbox.results import Facts, build
@@ -13,7 +13,10 @@ from headrace.sandbox.spec import Limits, Result
 from headrace.sandbox.transfer import memory_file
 
 _MARGIN_S = 30.0
+_CLOSE_S = 15.0
 _COMMAND_BYTES = 256 << 10
+
+_log = logging.getLogger(__name__)
 
 
 class Shell:
@@ -37,6 +40,8 @@ class Shell:
         await self._admission.take(0.0, self._limits.memory)
         self.running = True
         self._task = asyncio.create_task(self._live(message))
+        # One step of the task sends the request, so that no command can overtake it.
+        await asyncio.sleep(0)
 
     async def _live(self, message: dict[str, object]) -> None:
         source = memory_file(b"")
@@ -90,6 +95,11 @@ class Shell:
         if self._task is None:
             return
         self._keeper.tell("kill", jail=self._name)
-        with contextlib.suppress(SandboxError):
-            await self._task
+        try:
+            async with asyncio.timeout(_CLOSE_S):
+                await self._task
+        except TimeoutError as error:
+            raise DeadlineError(f"a shell's jail did not end within {_CLOSE_S} s") from error
+        except SandboxError as error:
+            _log.warning("a shell's jail ended badly: %s", error)
         self._task = None
