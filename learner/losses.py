@@ -26,7 +26,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from headrace.config import GRPO, DecoupledPPO, Loss, TruncatedIS
+from headrace.config import CISPO, GRPO, DecoupledPPO, IcePop, Loss, TruncatedIS
 
 MAX_LOG_RATIO = 20.0
 """Log-ratios are clamped to +- this before the exponential, so that no ratio is infinite."""
@@ -141,6 +141,36 @@ def grpo(config: GRPO, tokens: TokenBatch) -> LossTerms:
     rho = ratio(tokens.logprob, tokens.behaviour)
     surrogate, clipped = _clipped(rho, tokens.advantage, config.clip_low, config.clip_high)
     return LossTerms((tokens.weight * surrogate).sum(), clipped)
+
+
+@loss(IcePop)
+def icepop(config: IcePop, tokens: TokenBatch) -> LossTerms:
+    """L = -sum [low <= rho <= high] * sg(rho) * A * pi, with rho = exp(pi - mu).
+
+    Tokens outside the band get no gradient: there the difference between the two engines says more
+    than the advantage. They still count in the normalisation.
+
+    Source: "Every Step Evolves" (Ring-1T, IcePop), arXiv 2510.18855, whose band is on the engines'
+    mismatch at the start of the step; with one step a batch that is this rho.
+    """
+    rho = ratio(tokens.logprob, tokens.behaviour).detach()
+    dropped = (rho < config.low) | (rho > config.high)
+    weight = rho.masked_fill(dropped, 0.0) * tokens.advantage * tokens.weight
+    return LossTerms(-(weight * tokens.logprob).sum(), dropped)
+
+
+@loss(CISPO)
+def cispo(config: CISPO, tokens: TokenBatch) -> LossTerms:
+    """L = -sum sg(clip(rho, 1 - clip_low, 1 + clip_high)) * A * pi, with rho = exp(pi - mu).
+
+    The weight is clipped and not the update: every token keeps a gradient, rare ones included.
+
+    Source: MiniMax-M1, arXiv 2506.13585.
+    """
+    rho = ratio(tokens.logprob, tokens.behaviour).detach()
+    clipped = rho.clamp(1 - config.clip_low, 1 + config.clip_high)
+    weight = clipped * tokens.advantage * tokens.weight
+    return LossTerms(-(weight * tokens.logprob).sum(), clipped != rho)
 
 
 def _clipped(rho: Tensor, advantage: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.broker.records import ROLE_SAMPLED, Trajectory
-from headrace.errors import RecordError
+from headrace.errors import TrainingError
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
@@ -130,13 +130,13 @@ def to_sample(trajectory: Trajectory, advantage: float) -> Sample | None:
     """Arrays of a trajectory; None when nothing in it was sampled.
 
     Raises:
-        RecordError: the first token was sampled, so that nothing predicts it.
+        TrainingError: the first token was sampled, so that nothing predicts it.
     """
     sampled = _expand((s.start, s.end) for s in trajectory.roles if s.value == ROLE_SAMPLED)
     if not len(sampled):
         return None
     if sampled[0] == 0:
-        raise RecordError(
+        raise TrainingError(
             f"sample {trajectory.group}.{trajectory.index}: the first token is a sampled one; "
             "a trajectory starts with a prompt"
         )

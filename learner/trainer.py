@@ -23,7 +23,7 @@ from transformers.core_model_loading import revert_weight_conversion
 
 from headrace.broker.records import Trajectory
 from headrace.config import Learner
-from headrace.errors import CheckpointError, ConfigError, RecordError, TrainingError
+from headrace.errors import CheckpointError, ConfigError, TrainingError
 from headrace.learner import checkpoint_files as files
 from headrace.learner.advantages import advantages
 from headrace.learner.losses import TokenBatch, evaluate
@@ -143,10 +143,9 @@ class Trainer:
             batch: informative groups in any order.
 
         Raises:
-            TrainingError: nothing to train, a token is newer than the weights, or loss or gradient
-                is not finite. The weights are as before.
-            RecordError: a trajectory was sampled at another temperature, with another vocabulary,
-                or has no prompt. The weights are as before.
+            TrainingError: nothing to train; a trajectory has no prompt, another temperature or
+                vocabulary, or a token that is newer than the weights; or loss or gradient is not
+                finite. Nothing was changed.
         """
         _configure_torch(self._config.threads)
         watch = _Stopwatch(self._model.device)
@@ -255,13 +254,13 @@ class Trainer:
     def _check(self, trajectory: Trajectory) -> None:
         where = f"sample {trajectory.group}.{trajectory.index}"
         if trajectory.temperature != self._temperature:
-            raise RecordError(
+            raise TrainingError(
                 f"{where}: sampled at temperature {trajectory.temperature}, but this run samples "
                 f"at {self._temperature}"
             )
         tokens = trajectory.tokens.numpy()
         if len(tokens) and not 0 <= tokens.min() <= tokens.max() < self._model.vocabulary:
-            raise RecordError(
+            raise TrainingError(
                 f"{where}: token ids from {tokens.min()} to {tokens.max()} do not fit the "
                 f"vocabulary of {self._model.vocabulary}"
             )

@@ -145,7 +145,25 @@ class GRPO(Section, frozen=True, kw_only=True, tag_field="kind", tag="grpo"):
     """Upper clip range of the ratio."""
 
 
-Loss = TruncatedIS | DecoupledPPO | GRPO
+class IcePop(Section, frozen=True, kw_only=True, tag_field="kind", tag="icepop"):
+    """Policy gradient that drops tokens on which learner and sampler disagree too much."""
+
+    low: float = 0.5
+    """Smallest importance ratio of a token that is kept."""
+    high: float = 5.0
+    """Largest importance ratio of a token that is kept."""
+
+
+class CISPO(Section, frozen=True, kw_only=True, tag_field="kind", tag="cispo"):
+    """Policy gradient whose importance ratio is clipped on both sides, as a constant."""
+
+    clip_low: float = 1.0
+    """Lower clip range of the ratio; 1 leaves it open."""
+    clip_high: float = 1.0
+    """Upper clip range of the ratio."""
+
+
+Loss = TruncatedIS | DecoupledPPO | GRPO | IcePop | CISPO
 
 
 class Learner(Section, frozen=True, kw_only=True):
@@ -160,7 +178,8 @@ class Learner(Section, frozen=True, kw_only=True):
     advantage: str = "group_std"
     """`group_std` (divided by the group's standard deviation), `group_mean` or `leave_one_out`."""
     loss: Loss = field(default_factory=TruncatedIS)
-    """Loss and its parameters; `kind` is `truncated_is`, `decoupled_ppo` or `grpo`."""
+    """Loss and its parameters; `kind` is `truncated_is`, `decoupled_ppo`, `grpo`, `icepop` or
+    `cispo`."""
     lr: float = 1e-5
     """Learning rate of AdamW."""
     betas: list[float] = field(default_factory=lambda: [0.9, 0.95])

@@ -1,16 +1,19 @@
 import math
+from typing import get_args
 
 import numpy as np
 import pytest
 import torch
 
-from headrace.config import GRPO, DecoupledPPO, Loss, TruncatedIS
+from headrace.config import CISPO, GRPO, DecoupledPPO, IcePop, Loss, TruncatedIS
 from headrace.learner.losses import TokenBatch, evaluate
 
 CONFIGS: list[Loss] = [
     TruncatedIS(cap=1.5),
     DecoupledPPO(clip=0.2, cap=1.4),
     GRPO(clip_low=0.1, clip_high=0.3),
+    IcePop(low=0.8, high=1.5),
+    CISPO(clip_low=0.2, clip_high=0.4),
 ]
 
 
@@ -34,6 +37,12 @@ def reference(config: Loss, pi: float, mu: float, prox: float, a: float) -> tupl
     rho = math.exp(pi - mu)
     if isinstance(config, TruncatedIS):
         weight = min(rho, config.cap)
+        return -weight * a * pi, -weight * a
+    if isinstance(config, IcePop):
+        weight = rho if config.low <= rho <= config.high else 0.0
+        return -weight * a * pi, -weight * a
+    if isinstance(config, CISPO):
+        weight = min(max(rho, 1 - config.clip_low), 1 + config.clip_high)
         return -weight * a * pi, -weight * a
     if isinstance(config, DecoupledPPO):
         r, factor = math.exp(pi - prox), min(math.exp(prox - mu), config.cap)
@@ -114,6 +123,24 @@ def test_decoupled_ppo_weighs_by_the_capped_behaviour_ratio():
     assert tokens.logprob.grad is not None
     np.testing.assert_allclose(tokens.logprob.grad, [-2.0, -5.0], rtol=1e-5)
     assert terms.truncated.tolist() == [False, True]
+
+
+def test_icepop_drops_tokens_outside_the_band_and_cispo_only_clips_their_weight():
+    pi = [-1.0 + math.log(r) for r in (0.4, 0.6, 4.0, 6.0)]
+    for config, slopes, truncated in (
+        (IcePop(low=0.5, high=5.0), [0.0, -0.6, -4.0, 0.0], [True, False, False, True]),
+        (CISPO(clip_low=0.5, clip_high=4.0), [-0.5, -0.6, -4.0, -5.0], [True, False, False, True]),
+    ):
+        tokens = tokens_of(pi, [-1.0] * 4, pi, [1.0] * 4)
+        terms = evaluate(config, tokens)
+        terms.total.backward()
+        assert tokens.logprob.grad is not None
+        np.testing.assert_allclose(tokens.logprob.grad, slopes, rtol=1e-5)
+        assert terms.truncated.tolist() == truncated
+
+
+def test_every_configured_loss_is_implemented():
+    assert {type(config) for config in CONFIGS} == set(get_args(Loss))
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: type(config).__name__)

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from headrace.broker.records import ROLE_SAMPLED, Array, Span
-from headrace.errors import RecordError
+from headrace.errors import TrainingError
 from headrace.learner.packing import Cost, MicroBatch, Sample, pack, to_sample
 
 LINEAR = Cost(token=1.0, tile=0.0)
@@ -128,7 +128,7 @@ def test_a_trajectory_without_sampled_tokens_adds_nothing(make_trajectory):
 def test_a_trajectory_without_a_prompt_is_refused(make_trajectory):
     whole = make_trajectory(4, 2, PROMPT, 4)
     bare = replace(whole, roles=[Span(ROLE_SAMPLED, 0, 9)])
-    with pytest.raises(RecordError, match=r"sample 4\.2: .* starts with a prompt"):
+    with pytest.raises(TrainingError, match=r"sample 4\.2: .* starts with a prompt"):
         to_sample(bare, 1.0)
 
 

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from headrace.broker.records import Array, encode
 from headrace.config import GRPO, DecoupledPPO, Learner, TruncatedIS
-from headrace.errors import CheckpointError, RecordError, TrainingError
+from headrace.errors import CheckpointError, TrainingError
 from headrace.learner.packing import pack, to_sample
 from headrace.learner.trainer import Trainer, TrainGroup
 
@@ -321,9 +321,9 @@ def test_trajectories_that_do_not_belong_are_refused(make_model, make_batch):
         batch[0].trajectories[2] = replace(batch[0].trajectories[2], **fields)
         return batch
 
-    with pytest.raises(RecordError, match=r"sample 0\.2: sampled at temperature 0\.9"):
+    with pytest.raises(TrainingError, match=r"sample 0\.2: sampled at temperature 0\.9"):
         trainer.train(changed(temperature=0.9))
-    with pytest.raises(RecordError, match=r"sample 0\.2: .* vocabulary of 61"):
+    with pytest.raises(TrainingError, match=r"sample 0\.2: .* vocabulary of 61"):
         trainer.train(changed(tokens=Array.of("int32", [5, 9, 3, 8, 1, 44, 20, 61])))
     with pytest.raises(TrainingError, match="version 3, but the learner is at 0"):
         trainer.train(make_batch(0, version=3))
