@@ -201,10 +201,10 @@ def _read_amd(binaries: dict[str, Any]) -> tuple[int, int, str]:
     program = str(binaries["amdgcn"])
     counts = {
         key: int(value)
-        for key, value in re.findall(r"\.([vs]gpr(?:_spill)?_count):\s*(\d+)", program)
+        for key, value in re.findall(r"\.(vgpr(?:_spill)?_count):\s*(\d+)", program)
     }
-    spilled = counts["vgpr_spill_count"] + counts["sgpr_spill_count"]
-    return counts["vgpr_count"], spilled, program
+    # Scalar registers spill into vector registers, not to memory.
+    return counts["vgpr_count"], counts["vgpr_spill_count"], program
 
 
 def _output(*command: str) -> str:

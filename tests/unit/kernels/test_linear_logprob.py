@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from tests.unit.kernels.cases import relative_error
+from tests.unit.kernels.cases import head_inputs, head_results, relative_error
 
 from headrace.kernels import linear_logprob
 
@@ -14,29 +14,6 @@ TOLERANCE = {
 }
 
 
-def problem(rows, width, classes, seed=0):
-    """Float64 hidden, weight, bias; targets with ignored rows; weights of the two results."""
-    generator = torch.Generator().manual_seed(seed)
-    hidden, weight, bias, slopes = (
-        torch.randn(shape, generator=generator, dtype=torch.float64)
-        for shape in ((rows, width), (classes, width), (classes,), (2, rows))
-    )
-    targets = torch.randint(0, classes, (rows,), generator=generator)
-    targets[::3] = -100
-    slopes[:, 1::4] = 0.0
-    return hidden, weight / math.sqrt(width) * 3, bias, targets, slopes
-
-
-def run(hidden, weight, bias, targets, slopes, backend, dtype=torch.float64, **options):
-    """Log-probability, entropy and gradients of their weighted sums."""
-    leaves = [t.detach().to(dtype).requires_grad_() for t in (hidden, weight, bias)]
-    result = linear_logprob(
-        leaves[0], leaves[1], targets, bias=leaves[2], backend=backend, **options
-    )
-    loss = (result.logprob * slopes[0]).sum() + (result.entropy * slopes[1]).sum()
-    return (*result, *torch.autograd.grad(loss, leaves))
-
-
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize(
     ("rows", "width", "classes", "temperature"),
@@ -46,17 +23,21 @@ def test_torch_path_equals_the_reference_with_every_gradient(
     rows, width, classes, temperature, dtype
 ):
     # The truth starts from the rounded inputs: what is under test is the arithmetic.
-    hidden, weight, bias, targets, slopes = problem(rows, width, classes)
+    hidden, weight, bias, targets, slopes = head_inputs(rows, width, classes)
     hidden, weight, bias = (t.to(dtype).double() for t in (hidden, weight, bias))
-    truth = run(hidden, weight, bias, targets, slopes, "reference", temperature=temperature)
-    values = run(hidden, weight, bias, targets, slopes, "torch", dtype, temperature=temperature)
+    truth = head_results(
+        hidden, weight, bias, targets, slopes, "reference", temperature=temperature
+    )
+    values = head_results(
+        hidden, weight, bias, targets, slopes, "torch", dtype, temperature=temperature
+    )
     for name, value, true in zip(("lp", "H", "dh", "dw", "db"), values, truth, strict=True):
         limit = TOLERANCE[dtype] if name.startswith("d") else min(TOLERANCE[dtype], 1e-5)
         assert relative_error(value, true) < limit, name
 
 
 def test_reference_is_log_softmax_and_its_entropy():
-    hidden, weight, bias, targets, _ = problem(8, 6, 11)
+    hidden, weight, bias, targets, _ = head_inputs(8, 6, 11)
     result = linear_logprob(hidden, weight, targets, bias=bias, backend="reference")
     logits = hidden @ weight.T + bias
     counted = targets != -100
@@ -68,11 +49,11 @@ def test_reference_is_log_softmax_and_its_entropy():
 
 @pytest.mark.parametrize("backend", ["torch", "reference"])
 def test_ignored_rows_are_exactly_zero_whatever_they_hold(backend):
-    hidden, weight, bias, targets, slopes = problem(9, 8, 40)
-    before = run(hidden, weight, bias, targets, slopes, backend)
+    hidden, weight, bias, targets, slopes = head_inputs(9, 8, 40)
+    before = head_results(hidden, weight, bias, targets, slopes, backend)
     poisoned = hidden.clone()
     poisoned[targets == -100] = float("nan")
-    after = run(poisoned, weight, bias, targets, slopes, backend)
+    after = head_results(poisoned, weight, bias, targets, slopes, backend)
     for a, b in zip(before, after, strict=True):
         assert torch.equal(a, b)
     for value in (after[0], after[1], after[2]):
@@ -80,16 +61,16 @@ def test_ignored_rows_are_exactly_zero_whatever_they_hold(backend):
 
 
 def test_all_rows_ignored_or_none_at_all_give_zero_gradients():
-    hidden, weight, bias, _, slopes = problem(4, 8, 40)
+    hidden, weight, bias, _, slopes = head_inputs(4, 8, 40)
     for rows in (4, 0):
         targets = torch.full((rows,), -100)
-        values = run(hidden[:rows], weight, bias, targets, slopes[:, :rows], "torch")
+        values = head_results(hidden[:rows], weight, bias, targets, slopes[:, :rows], "torch")
         assert all(value.count_nonzero() == 0 for value in values)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_logprob_and_entropy_stay_in_their_bounds(dtype):
-    hidden, weight, bias, targets, _ = problem(64, 16, 2500)
+    hidden, weight, bias, targets, _ = head_inputs(64, 16, 2500)
     for factor in (0.0, 1.0, 30.0):
         result = linear_logprob(
             (hidden * factor).to(dtype), weight.to(dtype), targets, bias=bias.to(dtype) * factor
@@ -115,11 +96,11 @@ def test_a_sure_target_keeps_its_small_gradient_in_bfloat16():
 
 
 def test_excluded_classes_have_no_probability_and_no_gradient():
-    hidden, weight, bias, _, slopes = problem(6, 8, 40)
+    hidden, weight, bias, _, slopes = head_inputs(6, 8, 40)
     bias[10:] = -math.inf
     targets = torch.arange(6)
-    full = run(hidden, weight, bias, targets, slopes, "torch", torch.float32)
-    short = run(hidden, weight[:10], bias[:10], targets, slopes, "torch", torch.float32)
+    full = head_results(hidden, weight, bias, targets, slopes, "torch", torch.float32)
+    short = head_results(hidden, weight[:10], bias[:10], targets, slopes, "torch", torch.float32)
     torch.testing.assert_close(full[0], short[0])
     torch.testing.assert_close(full[1], short[1])
     torch.testing.assert_close(full[3][:10], short[3])
@@ -127,11 +108,11 @@ def test_excluded_classes_have_no_probability_and_no_gradient():
 
 
 def test_a_gradient_of_one_result_alone_is_complete():
-    hidden, weight, bias, targets, slopes = problem(9, 8, 40)
+    hidden, weight, bias, targets, slopes = head_inputs(9, 8, 40)
     for only in (0, 1):
         weights = slopes.clone()
         weights[1 - only] = 0.0
-        truth = run(hidden, weight, bias, targets, weights, "reference")
+        truth = head_results(hidden, weight, bias, targets, weights, "reference")
         leaf = hidden.detach().requires_grad_()
         result = linear_logprob(leaf, weight, targets, bias=bias)
         (result[only] * slopes[only]).sum().backward()
@@ -139,7 +120,7 @@ def test_a_gradient_of_one_result_alone_is_complete():
 
 
 def test_the_process_precision_setting_is_put_back():
-    hidden, weight, _, targets, _ = problem(9, 8, 40)
+    hidden, weight, _, targets, _ = head_inputs(9, 8, 40)
     setting = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
     before = setting.fp32_precision
     linear_logprob(hidden.bfloat16(), weight.bfloat16(), targets)
