@@ -114,10 +114,15 @@ async def test_a_second_attempt_counts_less_than_a_first() -> None:
 
 
 async def test_the_jailed_time_budget_is_the_models() -> None:
-    verdict, messages, session = await judge(PYTHON, task(), "while True: pass", "x")
-    assert "timeout" in messages[0]
-    assert session.executions[0].status == "timeout"
-    assert verdict.side == "model"
+    verdict, messages, _ = await judge(PYTHON, task(), "while True: pass")
+    assert "hit a limit: timeout" in messages[0]
+    assert (verdict.side, verdict.kind) == ("model", "timeout")
+
+
+async def test_waiting_costs_a_candidate_nothing() -> None:
+    idle = f"import time; time.sleep(1.5)\ndef f(a, b): return {expression(task())}"
+    verdict, _, _ = await judge(PYTHON, task(), idle)
+    assert verdict.success
 
 
 async def test_some_right_answers_give_a_part_of_the_score_and_no_success() -> None:

@@ -7,6 +7,7 @@ One test is visible: its outcome is what a failed first attempt is told. The oth
 """
 
 import random
+import signal
 
 import msgspec
 from msgspec import Struct
@@ -34,11 +35,14 @@ _CODE_LIMIT = 4096
 _FEEDBACK_CHARS = 120
 
 SPEC = SandboxSpec(toolchain="python", disk=4 << 20, files=64)
-LIMITS = Limits(wall_s=3.0, memory=128 << 20, processes=8, output=16 << 10, cpus=0.5)
+CPU_S = 1
+"""CPU seconds of a candidate; unlike wall time they do not depend on how busy the host is."""
+LIMITS = Limits(wall_s=15.0, memory=128 << 20, processes=8, output=16 << 10, cpus=0.5)
 """Of the candidate: exceeding them is the model's failure."""
 
-RUNNER = """
-import os, sys
+RUNNER = f"""
+import os, resource, sys
+resource.setrlimit(resource.RLIMIT_CPU, ({CPU_S}, {CPU_S + 1}))
 inputs = eval(sys.argv[1])
 out = os.dup(1)
 os.write(out, b"ready\\n")
@@ -63,18 +67,17 @@ def lines():
         code = compile(source, "answer", "exec")
     except (SyntaxError, ValueError) as error:
         return [failure("compile", error)]
-    names = {"__name__": "answer"}
+    names = {{"__name__": "answer"}}
     try:
         exec(code, names)
-        f = names["f"]
-    except KeyError:
-        return ["runtime NameError: the function f is not defined"]
     except BaseException as error:
         return [failure("runtime", error)]
+    if "f" not in names:
+        return ["runtime NameError: the function f is not defined"]
     answers = []
     for values in inputs:
         try:
-            answers.append(line("value", show(f(*values))))
+            answers.append(line("value", show(names["f"](*values))))
         except BaseException as error:
             answers.append(failure("runtime", error))
     return answers
@@ -220,12 +223,13 @@ class PythonSession:
             raise EnvironmentFailure(
                 "runner_error", f"the jail ended with {result.status} before it began: {stderr}"
             )
-        if result.status not in {"ok", "nonzero_exit", "signal"}:
-            return Attempt(result.status, f"f hit a limit: {result.status}.", None)
+        status = "timeout" if result.signal == signal.SIGXCPU else result.status
+        if status not in {"ok", "nonzero_exit", "signal"}:
+            return Attempt(status, f"f hit a limit: {status}.", None)
         lines = [line.partition(" ") for line in rest[:-1]]
         if len(lines) == 1 and lines[0][0] in {"compile", "runtime"}:
             return Attempt(lines[0][0], f"{lines[0][2][:_FEEDBACK_CHARS]}.", None)
-        if result.status != "ok" or len(lines) != len(self._inputs):
+        if status != "ok" or len(lines) != len(self._inputs):
             return Attempt("exit", "f ended the program instead of returning.", None)
         call = f"f({', '.join(map(repr, self._inputs[0]))})"
         word, _, text = lines[0]
