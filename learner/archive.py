@@ -5,6 +5,7 @@ complete history: what was purged from the broker is here.
 """
 
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -43,6 +44,7 @@ class Archive:
         folder.mkdir(parents=True, exist_ok=True)
         self._pending: list[_Stored] = []
         self._pending_bytes = 0
+        self._writing = threading.Lock()
         self.last = 0
         """Sequence of the last record that is durable here."""
         for path in shards(folder):
@@ -57,35 +59,39 @@ class Archive:
                     f"{folder}: records {self.last + 1} to {header.first - 1} are missing"
                 )
             self.last = header.last
+        self._newest = self.last
 
     def add(self, entry: Entry) -> None:
         """Take the next record; one that is archived already is passed over."""
-        newest = self._pending[-1].seq if self._pending else self.last
-        if entry.seq <= newest:
+        if entry.seq <= self._newest:
             return
-        if entry.seq != newest + 1:
-            raise LogError(f"record {entry.seq} does not follow {newest} in {self._folder}")
+        if entry.seq != self._newest + 1:
+            raise LogError(f"record {entry.seq} does not follow {self._newest} in {self._folder}")
+        self._newest = entry.seq
         self._pending.append(_Stored(entry.seq, entry.subject, entry.data))
         self._pending_bytes += len(entry.data)
         if self._pending_bytes >= _SHARD_BYTES:
             self.flush()
 
     def flush(self) -> None:
-        """Make all records durable."""
-        if not self._pending:
-            return
-        first, last = self._pending[0].seq, self._pending[-1].seq
+        """Make all records durable. Records may be added meanwhile, from another thread."""
+        with self._writing:
+            pending, self._pending, self._pending_bytes = self._pending, [], 0
+            if pending:
+                self._write(pending)
+                self.last = pending[-1].seq
+
+    def _write(self, records: list[_Stored]) -> None:
+        first, last = records[0].seq, records[-1].seq
         path = self._folder / f"{first:012d}-{last:012d}.zst"
         aside = path.with_suffix(".tmp")
         header = msgspec.msgpack.encode(_Header(self._identity, first, last))
-        body = zstandard.ZstdCompressor(level=3).compress(msgspec.msgpack.encode(self._pending))
+        body = zstandard.ZstdCompressor(level=3).compress(msgspec.msgpack.encode(records))
         with aside.open("wb") as sink:
             sink.write(len(header).to_bytes(4, "little") + header + body)
             sink.flush()
             os.fsync(sink.fileno())
         aside.replace(path)
-        self.last = last
-        self._pending, self._pending_bytes = [], 0
 
 
 def shards(folder: Path) -> list[Path]:

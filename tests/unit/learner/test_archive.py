@@ -62,3 +62,22 @@ def test_an_unfinished_shard_is_not_seen(tmp_path: Path) -> None:
     (tmp_path / "000000000001-000000000002.tmp").write_bytes(b"half")
     assert Archive(tmp_path, "id").last == 0
     assert list(read(tmp_path)) == []
+
+
+def test_a_record_that_arrives_while_others_are_written_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = Archive(tmp_path, "id")
+    write = archive._write
+
+    def write_slowly(records) -> None:  # type: ignore[no-untyped-def]
+        monkeypatch.setattr(archive, "_write", write)
+        archive.add(entry(3))
+        write(records)
+
+    monkeypatch.setattr(archive, "_write", write_slowly)
+    archive.add(entry(1))
+    archive.add(entry(2))
+    archive.flush()
+    archive.flush()
+    assert list(read(tmp_path)) == [entry(1), entry(2), entry(3)]

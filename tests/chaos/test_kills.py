@@ -1,0 +1,53 @@
+"""Every role dies by SIGKILL in the middle of its work, and nothing is lost or trained twice."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.chaos.commands import Commands, kill
+
+STEPS = 24
+BATCH = 4
+
+
+@pytest.mark.vllm
+@pytest.mark.jail
+@pytest.mark.nats
+@pytest.mark.slow
+def test_after_a_kill_of_every_role_the_ledger_is_whole_and_the_weights_are_those_of_a_quiet_run(
+    tmp_path: Path,
+) -> None:
+    settings = [f"learner.steps={STEPS}", "attempts.ack_wait_s=5", "probes.tasks=4"]
+    with Commands(tmp_path / "run", *settings) as run:
+        processes = run.start_in_random_order(["broker", "learner", "actor"])
+        run.until(lambda: run.steps() >= 2, processes["learner"], deadline_s=240)
+
+        second = run.start("actor")  # joins while the run goes on
+        kill(processes["learner"])
+        learner = run.start("learner")
+        before = run.steps()
+        run.until(lambda: run.steps() > before, learner, deadline_s=120)
+
+        kill(processes["broker"])
+        run.start("broker")
+        before = run.steps()
+        run.until(lambda: run.steps() > before, learner, deadline_s=120)
+
+        kill(processes["actor"])
+        assert learner.wait(240) == 0, run.output("learner")
+        assert second.wait(60) == 0, run.output("actor")
+
+        ledger = run.ledger()
+        assert [row["step"] for row in ledger] == list(range(1, STEPS + 1)), "no hole"
+        trained = [ordinal for row in ledger for ordinal in row["trained"]]
+        filtered = [ordinal for row in ledger for ordinal in row["filtered"]]
+        assert len(trained) == len(set(trained)) == STEPS * BATCH, "no group twice"
+        assert not set(trained) & set(filtered)
+        assert max(row["lineage"] for row in ledger) == 2, "the second learner went on"
+
+        replay = run.call("replay", str(run.run_dir), timeout=240)
+        assert replay.returncode == 0, replay.stderr
+        checkpoint = run.run_dir / "checkpoints" / f"step-{STEPS:06d}" / "trainer.json"
+        final = msgspec.json.decode(checkpoint.read_bytes())["weights_hash"]
+        assert final == ledger[-1]["weights_hash"]
+        assert final in replay.stdout
