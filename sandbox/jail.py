@@ -149,6 +149,9 @@ def arguments(
 
 def _mounts(plan: Plan, trees: dict[str, str], box: str, candidate: str) -> list[str]:
     argv: list[str] = []
+    for source, target in (("work", HOME), ("tmp", "/tmp"), ("shm", "/dev/shm")):
+        argv += ["--bindmount", f"{BOXES}/{box}/{source}:{target}"]
+    # After the workspace: a tree may appear inside it or below /tmp. Outer folders come first.
     for mount in sorted(plan.mounts, key=lambda each: each.target):
         argv += ["--bindmount_ro", f"{trees[mount.source]}:{mount.target}"]
     for folder in plan.toolchain.hidden():
@@ -158,8 +161,6 @@ def _mounts(plan: Plan, trees: dict[str, str], box: str, candidate: str) -> list
     argv += ["--bindmount_ro", f"{trees[plan.shell]}:{_INIT}"]
     for device in _DEVICES:
         argv += ["--bindmount", device]
-    for source, target in (("work", HOME), ("tmp", "/tmp"), ("shm", "/dev/shm")):
-        argv += ["--bindmount", f"{BOXES}/{box}/{source}:{target}"]
     if candidate:
         argv += ["--bindmount_ro", f"{BOXES}/{candidate}/work:{CANDIDATE}"]
     return argv

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import time
+from collections.abc import Callable
 
 import msgspec
 from msgspec import Struct
@@ -27,9 +28,16 @@ class Node(Struct, frozen=True, kw_only=True, array_like=True):
 
 
 class Snapshots:
-    """The snapshots of one session. Equal contents are kept once, in this process's memory."""
+    """The snapshots of one session. Equal contents are kept once, in this process's memory.
 
-    def __init__(self) -> None:
+    Attributes:
+        files_read: files whose contents were read so far; unchanged ones are not read again.
+    """
+
+    def __init__(self, now_ns: Callable[[], int] = time.time_ns) -> None:
+        """Start without snapshots; `now_ns` is the clock that stamps files, in nanoseconds."""
+        self.files_read = 0
+        self._now_ns = now_ns
         self._contents: dict[str, bytes] = {}
         self._manifests: dict[str, list[Node]] = {}
         self._known: dict[str, tuple[tuple[int, int], int, str]] = {}
@@ -69,7 +77,7 @@ class Snapshots:
 
     def _scan(self, root: int, spec: SandboxSpec, *, keep: bool) -> list[Node]:
         rules = tree.Rules(entries=spec.files + 1, depth=_DEPTH)
-        now = time.time_ns()
+        now = self._now_ns()
         nodes = []
         known: dict[str, tuple[tuple[int, int], int, str]] = {}
         for entry, folder, name in tree.walk(root, rules):
@@ -83,6 +91,7 @@ class Snapshots:
                 if before is not None and before[:2] == (entry.identity, entry.size):
                     content = before[2]
                 else:
+                    self.files_read += 1
                     data = tree.read(folder, name, limit=spec.disk)
                     content = hashlib.sha256(data).hexdigest()
                     if keep:

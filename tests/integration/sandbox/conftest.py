@@ -24,10 +24,22 @@ def marked(marker: str) -> list[int]:
 
 def groups(keeper: int) -> list[str]:
     """Control groups of a keeper, apart from its own empty folder."""
+    # os.walk: groups of other keepers may vanish meanwhile.
     return [
-        str(path)
-        for path in Path("/sys/fs/cgroup").rglob("*")
-        if path.is_dir() and path.parent.name.startswith(f"headrace-{keeper}-")
+        f"{folder}/{name}"
+        for folder, names, _ in os.walk("/sys/fs/cgroup")
+        if os.path.basename(folder).startswith(f"headrace-{keeper}-")
+        for name in names
+    ]
+
+
+def folders(keeper: int) -> list[str]:
+    """Control-group folders of a keeper, empty or not."""
+    return [
+        f"{folder}/{name}"
+        for folder, names, _ in os.walk("/sys/fs/cgroup")
+        for name in names
+        if name.startswith(f"headrace-{keeper}-")
     ]
 
 
@@ -56,7 +68,7 @@ NOTHING: dict[str, list[str]] = {"processes": [], "mounts": [], "groups": [], "f
 @pytest.fixture
 def leftovers_of():
     """The functions of this file, for tests that look themselves."""
-    return SimpleNamespace(marked=marked, groups=groups)
+    return SimpleNamespace(marked=marked, groups=groups, folders=folders)
 
 
 @pytest.fixture
