@@ -200,8 +200,7 @@ def _read_nvidia(binaries: dict[str, Any]) -> tuple[int, int, str]:
 def _read_amd(binaries: dict[str, Any]) -> tuple[int, int, str]:
     program = str(binaries["amdgcn"])
     counts = {
-        key: int(value)
-        for key, value in re.findall(r"\.(vgpr(?:_spill)?_count):\s*(\d+)", program)
+        key: int(value) for key, value in re.findall(r"\.(vgpr(?:_spill)?_count):\s*(\d+)", program)
     }
     # Scalar registers spill into vector registers, not to memory.
     return counts["vgpr_count"], counts["vgpr_spill_count"], program
