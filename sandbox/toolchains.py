@@ -91,6 +91,17 @@ class Toolchain(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             "another toolchain"
         )
 
+    def build_command(self, sources: list[str], program: str) -> list[str]:
+        """Argv that compiles sources into a program; empty where nothing is compiled."""
+        argv: list[str] = []
+        for part in self.build:
+            argv += sources if part == "{sources}" else [part.replace("{program}", program)]
+        return argv
+
+    def run_command(self, program: str) -> list[str]:
+        """Argv that runs a program, or a source file of an interpreted language."""
+        return [part.replace("{program}", program) for part in self.run]
+
     def diagnose(self, result: Result) -> str:
         """Name the kind of a failure: `compile_error`, `assertion`, `exception`, or the status."""
         if result.status not in {"nonzero_exit", "signal"}:

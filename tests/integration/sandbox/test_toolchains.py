@@ -1,0 +1,110 @@
+"""Toolchains: each runs its language and tells compilation, assertions and exceptions apart."""
+
+import pytest
+
+from headrace.errors import SandboxError
+from headrace.sandbox.box import Sandbox
+from headrace.sandbox.spec import Limits, Mount, SandboxSpec
+
+pytestmark = pytest.mark.jail
+
+PROGRAMS = {
+    ("python", "fine"): ("print(6 * 7)", "ok", b"42\n"),
+    ("python", "broken"): ("print(", "compile_error", b""),
+    ("python", "assertion"): ("assert 1 == 2", "assertion", b""),
+    ("python", "exception"): ("{}['x']", "exception", b""),
+    ("python", "quiet"): ("raise SystemExit(1)", "nonzero_exit", b""),
+    ("bash", "fine"): ("echo $((6 * 7)) | tr 4 5", "ok", b"52\n"),
+    ("bash", "broken"): ("if then", "compile_error", b""),
+    ("bash", "quiet"): ("false", "nonzero_exit", b""),
+    ("c", "fine"): ('#include <stdio.h>\nint main(){puts("42");}', "ok", b"42\n"),
+    ("c", "broken"): ("int main(){ return x; }", "compile_error", b""),
+    ("c", "unlinked"): ("int f(); int main(){ return f(); }", "compile_error", b""),
+    ("c", "assertion"): ("#include <assert.h>\nint main(){assert(1 == 2);}", "assertion", b""),
+    ("c", "crash"): ("int main(){ *(volatile int*)0 = 1; }", "signal", b""),
+    ("cpp", "fine"): ("#include <iostream>\nint main(){std::cout << 42;}", "ok", b"42"),
+    ("cpp", "exception"): ("int main(){ throw 1; }", "exception", b""),
+    ("node", "fine"): ("console.log([1, 2].map(x => x * 21))", "ok", b"[ 21, 42 ]\n"),
+    ("node", "broken"): ("let = ;", "compile_error", b""),
+    ("node", "assertion"): ("require('assert')(1 === 2)", "assertion", b""),
+    ("node", "exception"): ("null.x", "exception", b""),
+}
+ENDINGS = {"python": "py", "bash": "sh", "c": "c", "cpp": "cpp", "node": "js"}
+
+
+@pytest.mark.parametrize(("language", "kind"), PROGRAMS)
+async def test_program(language, kind):
+    code, diagnosis, stdout = PROGRAMS[language, kind]
+    limits = Limits(memory=1 << 30, wall_s=30)
+    async with Sandbox(SandboxSpec(toolchain=language, limits=limits)) as box:
+        source = f"main.{ENDINGS[language]}"
+        await box.write(source, code.encode())
+        program = source
+        if build := box.toolchain.build_command([source], "./program"):
+            program = "./program"
+            result = await box.run(build)
+            if result.status != "ok":
+                assert box.toolchain.diagnose(result) == diagnosis, result.stderr
+                return
+        result = await box.run(box.toolchain.run_command(program))
+    assert (box.toolchain.diagnose(result), result.stdout) == (diagnosis, stdout), result.stderr
+
+
+async def test_a_users_toolchain_is_data(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text(
+        '[shout]\nmounts = ["/usr/bin", "/usr/lib", "/usr/lib64?"]\npath = ["/usr/bin"]\n'
+        'links = { "/lib" = "/usr/lib", "/lib64" = "/usr/lib64" }\nenv = { SAY = "mine" }\n'
+        'run = ["tr", "a-z", "A-Z"]\n'
+    )
+    spec = SandboxSpec(toolchain="shout", toolchain_files=(str(file),))
+    async with Sandbox(spec) as box:
+        assert (await box.run(box.toolchain.run_command(""), stdin=b"loud")).stdout == b"LOUD"
+        assert b"SAY=mine\n" in (await box.run(["env"])).stdout
+
+
+async def test_declared_packages_are_importable_and_others_are_not(tmp_path):
+    tmp_path.chmod(0o755)
+    for folder in (tmp_path.parent, tmp_path.parent.parent):
+        assert folder.exists()
+    (tmp_path / "declared.py").write_text("value = 42")
+    spec = SandboxSpec(
+        trees=(Mount(source=str(tmp_path), target="/opt/packages"),),
+        env={"PYTHONPATH": "/opt/packages"},
+    )
+    async with Sandbox(spec) as box:
+        seen = await box.run(["python3", "-c", "import declared; print(declared.value)"])
+        hidden = await box.run(["python3", "-c", "import pytest"])
+    assert seen.stdout == b"42\n"
+    assert b"No module named 'pytest'" in hidden.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[python]\nmounts = []\npath = []\n", "'python' is defined already"),
+        ("[x]\nmounts = []\n", "missing required field `path`"),
+        ("[x]\nmounts = []\npath = []\nmount = 3\n", "unknown field `mount`"),
+        ("[x", "Expected"),
+    ],
+)
+def test_a_bad_toolchain_file_is_refused_by_name(tmp_path, text, message):
+    file = tmp_path / "bad.toml"
+    file.write_text(text)
+    with pytest.raises(SandboxError, match=message) as caught:
+        Sandbox(SandboxSpec(toolchain_files=(str(file),)))
+    assert "bad.toml" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (SandboxSpec(toolchain="cobol"), "no toolchain 'cobol'"),
+        (SandboxSpec(trees=(Mount(source="/no/such", target="/x"),)), "does not exist"),
+        (SandboxSpec(trees=(Mount(source="/usr", target="x"),)), "cannot be shown"),
+        (SandboxSpec(trees=(Mount(source="/run", target="/x"),)), "below /run"),
+    ],
+)
+def test_a_spec_that_this_host_cannot_serve_is_refused(spec, message):
+    with pytest.raises(SandboxError, match=message):
+        Sandbox(spec)
