@@ -43,6 +43,7 @@ from headrace.errors import DeadlineError, EngineError, HeadraceError, RecordErr
 logger = logging.getLogger(__name__)
 
 _POLL_S = 2.0
+_CLOSE_S = 5.0
 _NOTHING = (-1, -1)
 
 
@@ -179,6 +180,9 @@ class WeightReceiver:
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError, HeadraceError):
             await self._task
+        if self._group is not None:
+            await asyncio.to_thread(self._group.close().join, _CLOSE_S)
+            self._group = None
 
     async def _run(self) -> None:
         subscription = await self._connection.nc.subscribe(self._subject, cb=self._on_control)
@@ -194,7 +198,6 @@ class WeightReceiver:
             raise self._fatal
         finally:
             await subscription.unsubscribe()
-            self._leave_group()
             await self._announce()
 
     async def _catch_up(self) -> None:

@@ -143,13 +143,17 @@ class BroadcastGroup:
         options.rootTensor = 0
         return self._group.broadcast([buffer], options)
 
-    def close(self) -> None:
+    def close(self) -> threading.Thread:
         """Leave the group; a transfer that is blocked on a peer does not hold the caller up.
 
-        Gloo's end waits for such a transfer until its timeout, so it happens in a thread.
+        Gloo's end waits for such a transfer until its timeout, so it happens in the thread that is
+        returned. A process that is about to end joins it: the interpreter's end would otherwise
+        meet gloo's threads half closed and abort.
         """
         holder, self._group = [self._group], None
-        threading.Thread(target=_end, args=(holder,), daemon=True).start()
+        ending = threading.Thread(target=_end, args=(holder,), daemon=True)
+        ending.start()
+        return ending
 
 
 def _end(holder: list[Any]) -> None:

@@ -34,6 +34,7 @@ from headrace.errors import RecordError, WeightError
 logger = logging.getLogger(__name__)
 
 _JOIN_S = 10.0
+_CLOSE_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,9 @@ class Broadcaster:
 
     async def close(self) -> None:
         """Leave the membership and close the store."""
-        self._drop()
+        if self._membership is not None:
+            await asyncio.to_thread(self._membership.group.close().join, _CLOSE_S)
+            self._membership = None
 
     async def _membership_of(
         self, ready: tuple[str, ...], answers: dict[str, Answer]
