@@ -106,12 +106,13 @@ def cases(architecture: str, dtype: torch.dtype) -> Iterator[Case]:
     """Every configuration in the launch tables for an architecture and dtype."""
     for padded, rows in attention.TABLE.get((architecture, dtype), {}).items():
         shared = {"D": padded, "BD": padded, "GROUP": 3, "COUNT": False}
-        both = ((True, False), (False, True)) if rows.split_kv else ((True, True),)
         programs: list[tuple[Any, attention.Launch, dict[str, Any]]] = [
             (attention_forward, rows.forward, {}),
             (attention_grad_q, rows.grad_q, {}),
         ]
-        programs += [(attention_grad_kv, rows.grad_kv, {"GRAD_K": k, "GRAD_V": v}) for k, v in both]
+        programs += [
+            (attention_grad_kv, row, {"GRAD_K": k, "GRAD_V": v}) for row, k, v in rows.key_passes()
+        ]
         for kernel, row, more in programs:
             constants = shared | {"BM": row.queries, "BN": row.keys} | more
             yield Case(kernel, architecture, dtype, constants, row.warps, row.stages)

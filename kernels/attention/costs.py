@@ -164,28 +164,33 @@ def cost(
 
     The key kernels are taken to visit as many cells as the query kernel of the same tile would.
     """
-    forward, grad_q, grad_kv = launches.forward, launches.grad_q, launches.grad_kv
+    # Launch, rows that a tile reads of each of two tensors, products per cell.
+    passes = [
+        (launches.forward, launches.forward.keys, 2),
+        (launches.grad_q, launches.grad_q.keys, 3),
+    ]
+    passes += [(row, row.queries, k * 3 + v * 2 - (k and v)) for row, k, v in launches.key_passes()]
     counts = [
         sum(segment_tiles(s, launch.queries, launch.keys, window, blocks) for s in segments)
-        for launch in (forward, grad_q, grad_kv)
+        for launch, _, _ in passes
     ]
-    cells = [
-        count * launch.queries * launch.keys
-        for count, launch in zip(counts, (forward, grad_q, grad_kv), strict=True)
+    flops = [
+        2 * shape.head_dim * shape.query_heads * products * count * launch.queries * launch.keys
+        for count, (launch, _, products) in zip(counts, passes, strict=True)
     ]
+    cells = counts[0] * launches.forward.queries * launches.forward.keys
     pairs = sum(segment_pairs(s, window, blocks) for s in segments)
     tokens = sum(s.length * s.count for s in segments)
-    product = 2 * shape.head_dim * shape.query_heads
     value = shape.bytes_per_value * shape.head_dim
-    # Query kernels read k and v per tile, the key kernel q and the output's gradient.
-    read = counts[0] * forward.keys + counts[1] * grad_q.keys + counts[2] * grad_kv.queries
+    # Query kernels read k and v per tile, key kernels q and the output's gradient.
+    read = sum(count * rows for count, (_, rows, _) in zip(counts, passes, strict=True))
     outer = tokens * (2 + 4) * shape.query_heads + tokens * 4 * shape.key_heads
     return Cost(
         pairs=pairs,
         forward_tiles=counts[0],
-        efficiency=pairs / cells[0] if cells[0] else 1.0,
-        forward_flops=2 * product * cells[0],
-        backward_flops=product * (3 * cells[1] + 4 * cells[2]),
+        efficiency=pairs / cells if cells else 1.0,
+        forward_flops=flops[0],
+        backward_flops=sum(flops[1:]),
         bytes_moved=value * (2 * read * shape.query_heads + outer),
     )
 

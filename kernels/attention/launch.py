@@ -34,13 +34,20 @@ class Launches:
         forward: output and log-sum-exp.
         grad_q: gradient of q.
         grad_kv: gradients of k and v.
-        split_kv: compute them in two launches, since both accumulators do not fit at once.
+        grad_v: gradient of v by itself, `grad_kv` then being that of k: where the registers do not
+            hold both sums at once.
     """
 
     forward: Launch
     grad_q: Launch
     grad_kv: Launch
-    split_kv: bool = False
+    grad_v: Launch | None = None
+
+    def key_passes(self) -> tuple[tuple[Launch, bool, bool], ...]:
+        """The launches over keys, and whether each computes the gradients of k and of v."""
+        if self.grad_v is None:
+            return ((self.grad_kv, True, True),)
+        return ((self.grad_kv, True, False), (self.grad_v, False, True))
 
 
 _NARROW_SM90 = {
@@ -48,7 +55,24 @@ _NARROW_SM90 = {
     32: Launches(Launch(128, 64, 8, 3), Launch(128, 64, 8, 2), Launch(64, 128, 8, 2)),
     64: Launches(Launch(128, 64, 8, 3), Launch(128, 64, 8, 2), Launch(64, 128, 8, 2)),
     128: Launches(Launch(128, 64, 8, 3), Launch(128, 64, 8, 2), Launch(32, 128, 8, 2)),
-    256: Launches(Launch(128, 32, 8, 2), Launch(64, 32, 8, 2), Launch(32, 128, 8, 2), True),
+    256: Launches(
+        Launch(128, 32, 8, 2), Launch(64, 32, 8, 2), Launch(32, 128, 8, 2), Launch(32, 128, 8, 2)
+    ),
+}
+_NARROW_SM100 = _NARROW_SM90 | {
+    128: Launches(Launch(128, 64, 8, 3), Launch(128, 64, 8, 2), Launch(64, 64, 8, 2)),
+    256: Launches(
+        Launch(64, 64, 8, 2), Launch(64, 32, 8, 1), Launch(32, 64, 8, 1), Launch(32, 64, 8, 2)
+    ),
+}
+_NARROW_GFX942 = {
+    16: Launches(Launch(64, 64, 4, 2), Launch(64, 32, 4, 1), Launch(32, 64, 4, 1)),
+    32: Launches(Launch(64, 64, 4, 2), Launch(64, 32, 4, 1), Launch(32, 64, 4, 1)),
+    64: Launches(Launch(64, 64, 4, 2), Launch(64, 32, 4, 1), Launch(32, 64, 4, 1)),
+    128: Launches(Launch(64, 64, 4, 2), Launch(64, 32, 4, 1), Launch(32, 64, 4, 1)),
+    256: Launches(
+        Launch(64, 32, 4, 2), Launch(64, 32, 4, 1), Launch(32, 32, 4, 1), Launch(32, 32, 4, 1)
+    ),
 }
 _FLOAT32 = {
     16: Launches(Launch(64, 32, 8, 1), Launch(64, 32, 8, 1), Launch(64, 32, 8, 1)),
@@ -57,12 +81,24 @@ _FLOAT32 = {
     128: Launches(Launch(32, 32, 8, 1), Launch(32, 32, 8, 1), Launch(32, 32, 8, 1)),
     256: Launches(Launch(32, 16, 8, 1), Launch(16, 16, 4, 1), Launch(32, 16, 8, 1)),
 }
+_FLOAT32_SM100 = _FLOAT32 | {
+    64: Launches(Launch(32, 32, 4, 1), Launch(64, 32, 8, 1), Launch(32, 32, 8, 1)),
+}
+# Unequal sides, and both ways of summing over queries, so that interpretation meets all code.
 INTERPRETED = Launches(Launch(32, 16, 1, 1), Launch(16, 32, 1, 1), Launch(16, 32, 1, 1))
+INTERPRETED_APART = Launches(
+    Launch(32, 16, 1, 1), Launch(16, 32, 1, 1), Launch(16, 32, 1, 1), Launch(32, 16, 1, 1)
+)
 
 TABLE: dict[tuple[str, torch.dtype], dict[int, Launches]] = {
     ("sm_90", torch.bfloat16): _NARROW_SM90,
     ("sm_90", torch.float16): _NARROW_SM90,
     ("sm_90", torch.float32): _FLOAT32,
+    ("sm_100", torch.bfloat16): _NARROW_SM100,
+    ("sm_100", torch.float16): _NARROW_SM100,
+    ("sm_100", torch.float32): _FLOAT32_SM100,
+    ("gfx942", torch.bfloat16): _NARROW_GFX942,
+    ("gfx942", torch.float16): _NARROW_GFX942,
 }
 
 
@@ -78,7 +114,7 @@ def launches(architecture: str, dtype: torch.dtype, head_dim: int) -> Launches:
         ValueError: the table has none for it.
     """
     if architecture == "interpreter":
-        return INTERPRETED
+        return INTERPRETED if padded(head_dim) < 256 else INTERPRETED_APART
     if (architecture, dtype) not in TABLE:
         known = ", ".join(sorted({name for name, _ in TABLE}))
         raise ValueError(f"no launch table for {architecture} and {dtype}; there are {known}")

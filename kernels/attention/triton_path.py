@@ -137,9 +137,8 @@ def run_backward(
         num_warps=launch.warps, num_stages=launch.stages,
     )  # fmt: skip
 
-    launch = table.grad_kv
-    tiles, spans = _tables(mask, launch.keys, launch.queries, True, q.device)
-    for grad_k, grad_v in ((True, False), (False, True)) if table.split_kv else ((True, True),):
+    for launch, grad_k, grad_v in table.key_passes():
+        tiles, spans = _tables(mask, launch.keys, launch.queries, True, q.device)
         attention_grad_kv[len(tiles), key_heads](
             q, k, v, grad, dk, dv, lse, delta, tiles, spans,
             tiles if visits is None else visits[1],

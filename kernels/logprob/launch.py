@@ -41,14 +41,20 @@ class Launches:
     gradient: Launch
 
 
-_NARROW_SM90 = Launches(Launch(128, 128, 64, 8, 3), Launch(128, 128, 64, 8, 3))
+_NARROW = Launches(Launch(128, 128, 64, 8, 3), Launch(128, 128, 64, 8, 3))
 _FLOAT32 = Launches(Launch(64, 64, 32, 8, 1), Launch(64, 64, 32, 8, 1))
+_FLOAT32_SM100 = Launches(Launch(64, 32, 32, 8, 1), Launch(64, 64, 32, 8, 1))
 INTERPRETED = Launches(Launch(32, 64, 32, 1, 1), Launch(32, 64, 32, 1, 1))
 
 TABLE: dict[tuple[str, torch.dtype], Launches] = {
-    ("sm_90", torch.bfloat16): _NARROW_SM90,
-    ("sm_90", torch.float16): _NARROW_SM90,
+    ("sm_90", torch.bfloat16): _NARROW,
+    ("sm_90", torch.float16): _NARROW,
     ("sm_90", torch.float32): _FLOAT32,
+    ("sm_100", torch.bfloat16): _NARROW,
+    ("sm_100", torch.float16): _NARROW,
+    ("sm_100", torch.float32): _FLOAT32_SM100,
+    ("gfx942", torch.bfloat16): _NARROW,
+    ("gfx942", torch.float16): _NARROW,
 }
 
 
