@@ -9,7 +9,7 @@ from fractions import Fraction
 import pytest
 from rich.console import Console
 
-from headrace.errors import RecordError
+from headrace.errors import ConfigError, RecordError
 from headrace.monitor.display import (
     LineDisplay,
     TableDisplay,
@@ -170,6 +170,12 @@ def test_setting_up_again_replaces_the_destinations(tmp_path, quiet_logging):
     assert first.getvalue() == ""
     assert second.getvalue().count("once") == 1
     assert len((tmp_path / "logs/actor-a1.jsonl").read_text().splitlines()) == 1
+
+
+def test_a_run_folder_that_cannot_be_written_is_named(tmp_path, quiet_logging):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"^run\.dir .*/file/run: .*Not a directory"):
+        setup_logging("learner", "", tmp_path / "file/run", stream=io.StringIO())
 
 
 def test_a_traceback_is_part_of_the_json_line(tmp_path, quiet_logging):

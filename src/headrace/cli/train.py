@@ -43,7 +43,6 @@ def run(args: argparse.Namespace) -> int:
 
     config = runargs.resolve(args.items)
     run_dir = Path(config.run.dir)
-    (run_dir / "logs").mkdir(parents=True, exist_ok=True)
     console = Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH)
     clock = SystemClock()
     started = time.time()

@@ -11,6 +11,8 @@ from typing import TextIO
 
 import msgspec
 
+from headrace.errors import ConfigError
+
 CONTEXT = ("group", "sample", "domain", "version")
 """Keys of `extra` that are carried into the JSON lines."""
 
@@ -55,6 +57,9 @@ def setup_logging(
         run: name of the run; the folder's name where empty.
         stream: where the human lines go; stderr where not given.
         level: lowest level of headrace's own records; other libraries' start at warning.
+
+    Raises:
+        ConfigError: the run folder cannot be written.
     """
     root = logging.getLogger()
     for old in list(root.handlers):
@@ -66,9 +71,15 @@ def setup_logging(
     human.setFormatter(logging.Formatter(_HUMAN.format(role=who), "%H:%M:%S"))
     handlers: list[logging.Handler] = [human]
     if run_dir is not None:
-        folder = run_dir / "logs"
-        folder.mkdir(parents=True, exist_ok=True)
-        file = logging.FileHandler(folder / f"{who}.jsonl", encoding="utf-8")
+        path = run_dir / "logs" / f"{who}.jsonl"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = logging.FileHandler(path, encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(
+                f"run.dir {run_dir}: {path} cannot be written ({error.strerror}); "
+                "choose another folder"
+            ) from error
         file.setFormatter(_JsonLines(role, ident, run or run_dir.name))
         handlers.append(file)
     for handler in handlers:
