@@ -9,6 +9,8 @@ from pathlib import Path
 from headrace.cli import runargs
 from headrace.errors import HeadraceError
 
+logger = logging.getLogger(__name__)
+
 PLAIN_WIDTH = 110
 """Columns of the closing table where the output is not a terminal."""
 
@@ -47,8 +49,6 @@ def run(args: argparse.Namespace) -> int:
     clock = SystemClock()
     started = time.time()
     display = display_for(console, clock)
-    # after the display: in a terminal, rich then moves what is logged above its table
-    setup_logging("supervisor", "", run_dir, run=config.run_name)
 
     def look(supervisor: Supervisor) -> None:
         progress = read_progress(run_dir)
@@ -59,10 +59,13 @@ def run(args: argparse.Namespace) -> int:
     model = config.model
     first = None
     if model.recipe and not Path(model.path).exists():
-        console.print(f"making the model {model.path}", highlight=False)
         make = headrace_command("model", "make", model.recipe, model.path)
         first = Child("model", make, run_dir / "logs" / "model.out")
     try:
+        # after the display: in a terminal, rich then moves what is logged above its table
+        setup_logging("supervisor", "", run_dir, run=config.run_name)
+        if first is not None:
+            logger.info("making the model %s", model.path)
         outcome = supervise(lambda: Supervisor(config, args.items, clock), look, first)
     finally:
         display.close()
@@ -72,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
         raise error
     if outcome.code:
         again = f"headrace train {run_dir}"
-        logging.getLogger(__name__).info("stopped; `%s` goes on where it stopped", again)
+        logger.info("stopped; `%s` goes on where it stopped", again)
         return outcome.code
     summary = read_summary(run_dir)
     if summary is not None:

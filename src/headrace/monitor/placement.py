@@ -13,7 +13,7 @@ from headrace.config import Config
 from headrace.errors import ConfigError
 from headrace.monitor.processes import Place
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def starts_broker(url: str) -> bool:
             f"port {port} on {host} is in use by something that is not a broker; "
             "set broker.url to a free port"
         )
-    log.info("using the broker that answers at %s", url)
+    logger.info("using the broker that answers at %s", url)
     return False
 
 

@@ -47,7 +47,7 @@ OTHER_RESTARTS = 5
 RESTART_WINDOW_S = 600.0
 _STOPPED_ON_REQUEST = {128 + signal.SIGTERM, 128 + signal.SIGINT}
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ class Supervisor:
         work = [post.child for post in self.posts if post.role != "broker"]
         broker = [post.child for post in self.posts if post.role == "broker"]
         for child in stop_all(work, STOP_S) + stop_all(broker, BROKER_STOP_S):
-            log.warning("%s did not stop in time and was killed", child.name)
+            logger.warning("%s did not stop in time and was killed", child.name)
         self._end_orphans()
 
     def kill(self) -> None:
@@ -179,18 +179,18 @@ class Supervisor:
         if post.role == "learner" and (code == 0 or code in _STOPPED_ON_REQUEST):
             return Outcome(code)
         if post.role == "actor" and (code == 0 or code in _STOPPED_ON_REQUEST):
-            log.info("%s left the run", post.child.name)
+            logger.info("%s left the run", post.child.name)
             post.left = True
             return None
         why = error or _describe(post.child, code)
         lasting = code > 0 if post.role == "learner" else code == ConfigError.exit_code
         pause = None if lasting else post.budget.spend()
         if pause is not None:
-            log.warning("%s: %s; starting it again in %.0f s", post.child.name, why, pause)
+            logger.warning("%s: %s; starting it again in %.0f s", post.child.name, why, pause)
             post.due = self._clock.monotonic() + pause
             return None
         if not lasting and post.role == "actor" and self._other_actors(post):
-            log.error("%s: %s; giving it up after its last restart", post.child.name, why)
+            logger.error("%s: %s; giving it up after its last restart", post.child.name, why)
             post.left = True
             return None
         return Outcome(max(code, 1), f"{post.child.name}: {why}")
