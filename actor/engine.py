@@ -5,6 +5,7 @@ with dummy values and serves nothing before the first version.
 """
 
 import asyncio
+import gc
 import importlib.util
 import os
 import time
@@ -201,9 +202,7 @@ class Engine:
             try:
                 async with asyncio.timeout(deadline_s):
                     await self._llm.pause_generation(mode="keep", clear_cache=False)
-                    seconds = await self._llm.collective_rpc(
-                        "headrace_apply", args=(weights.path, layout)
-                    )
+                    apply_s = await self._apply_in_worker(weights.path, layout)
                     await self._llm.update_weight_version(str(version))
                     await self._llm.resume_generation()
             except BaseException as error:
@@ -211,7 +210,20 @@ class Engine:
                 raise
             self._version = version
             self._admitting.set()
-            return ApplyReport(time.perf_counter() - started, max(seconds))
+            return ApplyReport(time.perf_counter() - started, apply_s)
+
+    async def _apply_in_worker(self, path: str, layout: bytes) -> float:
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        try:
+            seconds: list[float] = await self._llm.collective_rpc(
+                "headrace_apply", args=(path, layout)
+            )
+        except EngineDeadError:
+            raise
+        except Exception as error:  # vLLM's type for whatever failed in the worker
+            raise EngineError(f"the weights do not fit the engine's model: {error}") from error
+        return max(seconds)
 
     async def close(self) -> None:
         """End the engine's process."""
@@ -219,6 +231,8 @@ class Engine:
         llm, self._llm = self._llm, None
         if llm is not None:
             await asyncio.to_thread(llm.shutdown)
+            del llm
+            gc.collect()  # its destructor complains when it runs as late as the interpreter's end
 
     def _fail(self, reason: str) -> None:
         self._failed = self._failed or reason
