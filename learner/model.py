@@ -57,13 +57,10 @@ def attend(
         `[1, T, Hq, D]`, and None for the attention weights.
 
     Raises:
-        ConfigError: the layer needs a variant of attention that packed attention does not compute.
+        ValueError: the layer needs a variant of attention that packed attention does not compute.
     """
     if softcap is not None or s_aux is not None:
-        raise ConfigError(
-            f"{type(module).__name__} caps its attention scores or has attention sinks; "
-            "the learner does not support such a model"
-        )
+        raise ValueError(f"{type(module).__name__} caps its attention scores or has sinks")
     out = packed_attention(
         query[0].transpose(0, 1),
         key[0].transpose(0, 1),
@@ -145,34 +142,40 @@ class PackedModel:
 
     @torch.no_grad()
     def _check(self, where: str) -> None:
-        """Refuse a model whose layers ignore the boundaries, or whose head is not a plain linear.
+        """Refuse a model that ignores the boundaries, or whose head is not a plain linear layer.
+
+        The first of two packed sequences is not a number; a layer that lets it reach the second
+        mixes packed sequences.
 
         Raises:
-            ConfigError: either holds.
+            ConfigError: either holds, or a kernel does not support the model.
         """
         device = self.device
         tokens = torch.arange(11, device=device) % self.vocabulary
-        other = tokens.clone()
-        other[:5] = tokens[:5].flip(0)
-        positions = torch.tensor([0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5], device=device)
-        boundaries = torch.tensor([0, 5, 11], dtype=torch.int32, device=device)
-        state = self.hidden(tokens, positions, boundaries, None)
-        if not torch.equal(state[5:], self.hidden(other, positions, boundaries, None)[5:]):
+        embedded = self.module.get_input_embeddings()(tokens)  # type: ignore[operator]
+        embedded[:5] = torch.nan
+        inputs = {
+            "inputs_embeds": embedded[None],
+            "position_ids": torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5]], device=device),
+            "use_cache": False,
+            "cu_seqlens": torch.tensor([0, 5, 11], dtype=torch.int32, device=device),
+            "prefix_of": None,
+        }
+        name = type(self.module).__name__
+        try:
+            state = self._body(**inputs).last_hidden_state[0]
+            logits = self.module(**inputs).logits[0]
+        except ValueError as error:
+            raise ConfigError(f"{where}: {name} cannot be trained: {error}") from error
+        if not bool(state[5:].isfinite().all()):
             raise ConfigError(
-                f"{where}: a layer of {type(self.module).__name__} mixes packed sequences (it does "
-                "not use transformers' attention interface); the learner cannot train this model"
+                f"{where}: a layer of {name} mixes packed sequences (it does not use transformers' "
+                "attention interface); the learner cannot train this model"
             )
-        logits = self.module(
-            input_ids=tokens[None],
-            position_ids=positions[None],
-            use_cache=False,
-            cu_seqlens=boundaries,
-            prefix_of=None,
-        ).logits[0]
-        if not torch.equal(logits, self._head(state)):
+        if not torch.equal(logits[5:], self._head(state)[5:]):
             raise ConfigError(
-                f"{where}: {type(self.module).__name__} transforms the logits after its output "
-                "head; the learner cannot train this model"
+                f"{where}: {name} transforms the logits after its output head; the learner cannot "
+                "train this model"
             )
 
 

@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -6,10 +7,16 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
+    Gemma2Config,
+    GemmaConfig,
+    GPT2Config,
     GraniteConfig,
     GraniteForCausalLM,
     MambaConfig,
     MambaForCausalLM,
+    MistralConfig,
+    Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 from headrace.errors import ConfigError
@@ -192,6 +199,57 @@ def test_a_model_that_mixes_packed_sequences_is_refused(tmp_path: Path):
     )
     MambaForCausalLM(config).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="cannot train this model"):
+        load_model(tmp_path, torch.float32)
+
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 61,
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "initializer_range": 0.2,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+FAMILIES = {
+    "window": lambda: MistralConfig(**SIZES, sliding_window=5),
+    "query norm": lambda: Qwen3Config(**SIZES),
+    "scaled embedding": lambda: GemmaConfig(**SIZES),
+    "learned positions": lambda: GPT2Config(
+        vocab_size=61, n_embd=64, n_layer=2, n_head=4, bos_token_id=1, eos_token_id=2
+    ),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_other_architectures_equal_each_sample_alone(make_trajectory, tmp_path: Path, family: str):
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(FAMILIES[family]()).save_pretrained(tmp_path)
+    model = load_model(tmp_path, torch.float32)
+    trajectories = two_groups(make_trajectory)
+    # a window ends at the segment, so a model with one never shares prompts
+    assert model.has_window is (family == "window")
+    packed = loss_and_gradients(model, pack_all(trajectories, share=not model.has_window))
+    assert_same(packed, plain_loss_and_gradients(tmp_path, trajectories), 2e-5)
+
+
+def test_a_mixture_of_experts_is_no_mixture_of_sequences(make_trajectory, tmp_path: Path):
+    config = Qwen3MoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32)
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    model = load_model(tmp_path, torch.float32)
+    apart = loss_and_gradients(model, pack_all(two_groups(make_trajectory), share=False, budget=1))
+    together = loss_and_gradients(model, pack_all(two_groups(make_trajectory), share=True))
+    assert_same(together, apart, 2e-5)
+
+
+def test_a_model_with_capped_attention_is_refused(tmp_path: Path):
+    AutoModelForCausalLM.from_config(Gemma2Config(**SIZES)).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match="Gemma2Attention caps its attention scores"):
         load_model(tmp_path, torch.float32)
 
 
