@@ -23,6 +23,7 @@ from headrace.errors import ConfigError, EngineError
 
 _MIN_TEMPERATURE = 0.01  # vLLM silently samples at this where less is asked
 _BLOCK_SIZE = 32
+_SHUTDOWN_S = 1.0  # the engine's process holds nothing that is worth waiting for
 
 
 @dataclass(frozen=True)
@@ -117,12 +118,13 @@ class Engine:
             raise ConfigError(f"model folder {model_dir} has no config.json")
         os.environ.update(_environment(threads, start_s))
         try:
-            llm = await asyncio.to_thread(
-                _start_llm, model_dir, dtype, max_model_len, kv_cache_bytes, max_num_seqs
+            started: list[Any] = []  # the thread's future would keep what it returns for ever
+            await asyncio.to_thread(
+                _start_llm, started, model_dir, dtype, max_model_len, kv_cache_bytes, max_num_seqs
             )
         except (RuntimeError, ValueError, TimeoutError) as error:
             raise EngineError(f"the engine did not start for {model_dir}: {error}") from error
-        return cls(llm, max_model_len)
+        return cls(started.pop(), max_model_len)
 
     @property
     def version(self) -> int | None:
@@ -230,7 +232,7 @@ class Engine:
         self._fail("it was closed")
         llm, self._llm = self._llm, None
         if llm is not None:
-            await asyncio.to_thread(llm.shutdown)
+            await asyncio.to_thread(llm.shutdown, timeout=_SHUTDOWN_S)
             del llm
             gc.collect()  # its destructor complains when it runs as late as the interpreter's end
 
@@ -261,32 +263,36 @@ class Engine:
 
 
 def _start_llm(
-    model_dir: Path, dtype: str, max_model_len: int, kv_cache_bytes: int, max_num_seqs: int
-) -> Any:
+    started: list[Any],
+    model_dir: Path,
+    dtype: str,
+    max_model_len: int,
+    kv_cache_bytes: int,
+    max_num_seqs: int,
+) -> None:
     import torch
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    return AsyncLLM.from_engine_args(
-        AsyncEngineArgs(
-            model=str(model_dir),
-            skip_tokenizer_init=True,
-            trust_remote_code=False,
-            load_format="dummy",
-            dtype=dtype,
-            max_model_len=max_model_len,
-            max_num_seqs=max_num_seqs,
-            kv_cache_memory_bytes=kv_cache_bytes,
-            block_size=_BLOCK_SIZE,
-            enable_prefix_caching=True,
-            distributed_executor_backend="headrace.actor.executor.SingleProcessExecutor",
-            enforce_eager=not torch.cuda.is_available(),
-            logprobs_mode="processed_logprobs",
-            generation_config="vllm",
-            disable_log_stats=True,
-            worker_extension_cls=("headrace.actor.worker_extension.WeightReceiverExtension"),
-        )
+    engine_args = AsyncEngineArgs(
+        model=str(model_dir),
+        skip_tokenizer_init=True,
+        trust_remote_code=False,
+        load_format="dummy",
+        dtype=dtype,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        kv_cache_memory_bytes=kv_cache_bytes,
+        block_size=_BLOCK_SIZE,
+        enable_prefix_caching=True,
+        distributed_executor_backend="headrace.actor.executor.SingleProcessExecutor",
+        enforce_eager=not torch.cuda.is_available(),
+        logprobs_mode="processed_logprobs",
+        generation_config="vllm",
+        disable_log_stats=True,
+        worker_extension_cls=("headrace.actor.worker_extension.WeightReceiverExtension"),
     )
+    started.append(AsyncLLM.from_engine_args(engine_args))
 
 
 def _generation(output: Any, request_id: str) -> Generation:
