@@ -314,7 +314,7 @@ class Sandbox:
             candidate=candidate,
             mode=mode,
         )
-        message = self._message(command, limits, interactive=False)
+        message = self._message(command, limits, verdict=mode == "score")
         asked = time.monotonic()
         await self._admission.take(limits.cpus, limits.memory)
         queued_s = time.monotonic() - asked
@@ -333,11 +333,16 @@ class Sandbox:
             os.close(source)
             self._admission.give(limits.cpus, limits.memory)
         facts = Facts.of(answer)
-        verdict = None if facts.truncated["verdict"] else facts.parts["verdict"] or None
+        verdict = None if "verdict" in facts.truncated else facts.parts.get("verdict") or None
         return build(facts, isolation=keeper.isolation, queued_s=queued_s), verdict
 
     def _message(
-        self, argv: Sequence[str], limits: Limits, *, interactive: bool
+        self,
+        argv: Sequence[str],
+        limits: Limits,
+        *,
+        interactive: bool = False,
+        verdict: bool = False,
     ) -> dict[str, object]:
         return {
             "argv": argv,
@@ -348,7 +353,7 @@ class Sandbox:
             "overhead": jail.OVERHEAD,
             "cpus": limits.cpus,
             "output": limits.output,
-            "verdict": _VERDICT_BYTES,
+            "verdict": _VERDICT_BYTES if verdict else 0,
             "interactive": interactive,
         }
 

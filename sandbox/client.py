@@ -9,6 +9,7 @@ import atexit
 import contextlib
 import itertools
 import json
+import logging
 import os
 import socket
 import subprocess
@@ -28,6 +29,8 @@ _PROGRAM = (
     "import sys; sys.dont_write_bytecode = True; sys.path.append(sys.argv.pop()); "
     "from headrace.sandbox.keeper import main; main()"
 )
+
+_log = logging.getLogger(__name__)
 
 
 class Keeper:
@@ -57,6 +60,8 @@ class Keeper:
             if self.cgroups
             else f"limits are held per process only, by rlimits ({hello['reason']})"
         )
+        if self.warning:
+            _log.warning("the sandbox is weaker on this host: %s", self.warning)
         control.setblocking(False)
 
     @classmethod

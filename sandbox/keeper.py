@@ -118,8 +118,7 @@ class Keeper:
     def _forget(self, fds: list[int]) -> None:
         for fd in fds:
             del self._by_fd[fd]
-            self._poll.unregister(fd)
-            os.close(fd)
+            os.close(fd)  # which also ends its watch
 
     def _reply(self, message: dict[str, Any], fds: list[int] | None = None) -> None:
         try:

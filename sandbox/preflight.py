@@ -7,6 +7,7 @@ attack tells. The outcome is kept until the host boots again or the sandbox chan
 import asyncio
 import hashlib
 import os
+import platform
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,7 +22,11 @@ from headrace.sandbox.spec import Limits, Result, SandboxSpec
 _MIB = 1 << 20
 _SPEC = SandboxSpec(disk=8 * _MIB, files=200)
 _LIMITS = Limits(memory=64 * _MIB, processes=16, output=100_000, wall_s=10.0)
-_SYSCALLS = (272, 308, 165, 101, 250, 321, 323, 425)
+# unshare, setns, mount, ptrace, keyctl, bpf, userfaultfd, io_uring_setup
+_SYSCALLS = {
+    "x86_64": (272, 308, 165, 101, 250, 321, 323, 425),
+    "aarch64": (97, 268, 40, 117, 219, 280, 282, 425),
+}
 
 
 class Attack(Struct, frozen=True, kw_only=True):
@@ -114,8 +119,9 @@ ATTACKS = (
     Attack(
         name="system calls",
         code="import ctypes\nl = ctypes.CDLL(None, use_errno=True)\n"
-        f"print([n for n in {_SYSCALLS} if l.syscall(n, 0, 0, 0, 0, 0) != -1 or "
-        "ctypes.get_errno() != 1])",
+        f"calls = {_SYSCALLS.get(platform.machine(), ())}\n"
+        "def refused(n): return l.syscall(n, 0, 0, 0, 0, 0) == -1 and ctypes.get_errno() == 1\n"
+        "print([n for n in calls if not refused(n)])",
         held=lambda result: result.stdout == b"[]\n",
     ),
     Attack(

@@ -15,15 +15,23 @@ from headrace.sandbox.cgroups import Counters, Group
 _PR_SET_PDEATHSIG = 1
 _CHUNK = 1 << 16
 _GRACE_S = 2.0
-_NUDGE_S = 0.004
+_NUDGE_S = 0.008
 _NUDGE_MAX_S = 0.1
 _FOREVER = float("inf")
 _LOG_BYTES = 64 << 10
-_STREAMS = ("stdout", "stderr", "log", "report", "verdict")
 REPORT_FD = 4
 VERDICT_FD = 3
 COMMAND_FD = 5
 LOG_FD = 6
+_TARGETS = {
+    "stdin": 0,
+    "stdout": 1,
+    "stderr": 2,
+    "verdict": VERDICT_FD,
+    "report": REPORT_FD,
+    "command": COMMAND_FD,
+    "log": LOG_FD,
+}
 
 _libc = ctypes.CDLL(None)
 
@@ -82,53 +90,40 @@ class Jail:
         self._before = Counters(0, 0.0, 0, 0)
         self._interactive: bool = message["interactive"]
         self.started = time.monotonic()
-        limits = {
-            "stdout": message["output"],
-            "stderr": message["output"],
-            "log": _LOG_BYTES,
-            "report": _LOG_BYTES,
-            "verdict": message["verdict"],
-        }
-        pipes = {name: os.pipe() for name in _STREAMS}
-        command = os.pipe()
+        limits = {"stdout": message["output"], "stderr": message["output"], "log": _LOG_BYTES}
+        if message["verdict"]:
+            limits["verdict"] = message["verdict"]
+        else:
+            limits["report"] = _LOG_BYTES
+        pipes = {name: os.pipe() for name in limits}
+        given = {name: write for name, (_, write) in pipes.items()}
         if self._interactive:
-            fcntl.fcntl(command[1], fcntl.F_SETPIPE_SZ, 1 << 20)
-            os.set_blocking(command[1], False)
+            given["command"], self._command_fd = os.pipe()
+            fcntl.fcntl(self._command_fd, fcntl.F_SETPIPE_SZ, 1 << 20)
+            os.set_blocking(self._command_fd, False)
         else:
             self.deadline = self.started + message["wall_s"]
             self._wake = self.started + _NUDGE_S
         self._pid = os.fork()
         if self._pid == 0:
-            self._become(message["argv"], stdin, pipes, command[0])
+            self._become(message["argv"], {"stdin": stdin, **given})
         self._pidfd = os.pidfd_open(self._pid)
-        self._command_fd = command[1]
-        for _, write in pipes.values():
-            os.close(write)
-        os.close(command[0])
-        self.streams = {name: Stream(pipes[name][0], limits[name]) for name in _STREAMS}
+        for fd in given.values():
+            os.close(fd)
+        self.streams = {name: Stream(pipes[name][0], limit) for name, limit in limits.items()}
 
-    def _become(
-        self, argv: list[str], stdin: int, pipes: dict[str, tuple[int, int]], command: int
-    ) -> None:
+    def _become(self, argv: list[str], given: dict[str, int]) -> None:
         """In the forked child: enter the group, arrange descriptors, execute nsjail."""
         try:
             _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
             if self._group is not None:
                 self._group.enter()
-            wanted = {
-                0: stdin,
-                1: pipes["stdout"][1],
-                2: pipes["stderr"][1],
-                VERDICT_FD: pipes["verdict"][1],
-                REPORT_FD: pipes["report"][1],
-                COMMAND_FD: command,
-                LOG_FD: pipes["log"][1],
-            }
             # Copies above the targets first, so that no target overwrites a source.
-            high = {target: fcntl.fcntl(fd, fcntl.F_DUPFD, 64) for target, fd in wanted.items()}
-            for target, fd in high.items():
-                os.dup2(fd, target)
-            os.closerange(LOG_FD + 1, 4096)
+            high = {name: fcntl.fcntl(fd, fcntl.F_DUPFD, 64) for name, fd in given.items()}
+            os.closerange(0, 64)
+            for name, fd in high.items():
+                os.dup2(fd, _TARGETS[name])
+            os.closerange(64, 4096)
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
                 signal.signal(number, signal.SIG_DFL)
             os.execve(argv[0], argv, {})
@@ -182,7 +177,7 @@ class Jail:
             # nsjail can miss the end of its child between a look and a pause, and then sleeps for
             # up to a second; another SIGCHLD makes it look again.
             os.kill(self._pid, signal.SIGCHLD)
-            self._wake = now + min(_NUDGE_MAX_S, max(_NUDGE_S, (now - self.started) / 4))
+            self._wake = now + min(_NUDGE_MAX_S, max(_NUDGE_S, (now - self.started) / 2))
         if now < self.deadline:
             return
         if self._exit is not None:
@@ -258,11 +253,12 @@ class Jail:
             self._group.kill()
             self.deadline = time.monotonic() + 0.001
             return
-        os.close(self._command_fd)
-        report = self.streams["report"].take(0)
+        stream = self.streams.get("report")
+        report = stream.take(0) if stream is not None else b""
         if not self._interactive:
             self._answer(self.id, report, counters)
         else:
+            os.close(self._command_fd)
             if self._pending is not None:
                 self._answer(self._pending, report, counters)
             self._answers.append(({"id": self.id, "ended": True}, []))
@@ -277,15 +273,16 @@ class Jail:
         after = counters or self._counters()
         parts = {name: bytes(stream.data) for name, stream in self.streams.items()}
         parts["report"] = report
+        cut = [name for name, stream in self.streams.items() if stream.truncated]
         memory_file = os.memfd_create("result", os.MFD_CLOEXEC)
-        content = memoryview(b"".join(parts[name] for name in _STREAMS))
+        content = memoryview(b"".join(parts.values()))
         while content:
             content = content[os.write(memory_file, content) :]
         space = os.statvfs(self._box)
         answer = {
             "id": request,
-            "sizes": [len(parts[name]) for name in _STREAMS],
-            "truncated": [self.streams[name].truncated for name in _STREAMS],
+            "parts": {name: len(data) for name, data in parts.items()},
+            "truncated": cut,
             "reason": self._reason,
             "exit": self._exit,
             "wall_s": time.monotonic() - self.started,

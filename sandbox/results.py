@@ -12,7 +12,6 @@ _EXITED = re.compile(rb"pid=\d+ \(\[STANDALONE MODE\]\) exited with status: (\d+
 _SIGNALLED = re.compile(rb"pid=\d+ \(\[STANDALONE MODE\]\) terminated with signal: \w+ \((\d+)\)")
 _NOT_LAUNCHED = b"before it has been executed"
 _REPORT = re.compile(rb"\A(.*?)exit (\d+)\n\Z", re.DOTALL)
-_STREAMS = ("stdout", "stderr", "log", "report", "verdict")
 _BAD = ("[F]", "[E]", "[W]")
 
 
@@ -20,13 +19,13 @@ class Facts:
     """The keeper's answer, unpacked."""
 
     def __init__(self, answer: dict[str, Any], memory_file: int) -> None:
-        content = memoryview(os.pread(memory_file, sum(answer["sizes"]), 0))
+        content = memoryview(os.pread(memory_file, sum(answer["parts"].values()), 0))
         self.answer = answer
         self.parts: dict[str, bytes] = {}
-        for name, size in zip(_STREAMS, answer["sizes"], strict=True):
+        for name, size in answer["parts"].items():
             self.parts[name] = bytes(content[:size])
             content = content[size:]
-        self.truncated = dict(zip(_STREAMS, answer["truncated"], strict=True))
+        self.truncated: list[str] = answer["truncated"]
 
     @classmethod
     def of(cls, answer: tuple[dict[str, Any], int | None]) -> "Facts":
@@ -99,8 +98,8 @@ def build(facts: Facts, *, isolation: str, queued_s: float) -> Result:
         signal=None if number is None else int(number),
         stdout=facts.parts["stdout"],
         stderr=facts.parts["stderr"],
-        stdout_truncated=facts.truncated["stdout"],
-        stderr_truncated=facts.truncated["stderr"],
+        stdout_truncated="stdout" in facts.truncated,
+        stderr_truncated="stderr" in facts.truncated,
         stdout_sha256=sha256(facts.parts["stdout"]),
         stderr_sha256=sha256(facts.parts["stderr"]),
         wall_s=answer["wall_s"],

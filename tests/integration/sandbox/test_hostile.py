@@ -383,3 +383,28 @@ async def test_an_abstract_socket_of_the_host_is_out_of_reach():
         code = f"s = socket.socket(socket.AF_UNIX); attempt(s.connect, {name!r})"
         result = await attack(Case(code))
     assert result.stdout == b"ECONNREFUSED\n"
+
+
+OTHER_CALLS = r"""
+#include <errno.h>
+#include <stdio.h>
+#include <unistd.h>
+int main(int count, char **argv) {
+    long result = 0;
+    if (argv[1][0] == 'i')
+        __asm__ volatile("int $0x80" : "=a"(result) : "a"(310L), "b"(0x10000000L));
+    else
+        result = syscall(0x40000000 | 272, 0x10000000);
+    printf("%ld %d\n", result, errno);
+}
+"""
+
+
+async def test_system_calls_by_other_numbers_are_refused():
+    async with Sandbox(SandboxSpec(toolchain="c")) as box:
+        await box.write("a.c", OTHER_CALLS.encode())
+        assert (await box.run(["gcc", "a.c"])).status == "ok"
+        of_32_bit = await box.run(["./a.out", "i"])
+        of_x32 = await box.run(["./a.out", "x"])
+    assert (of_32_bit.status, of_32_bit.signal) == ("signal", 31)
+    assert of_x32.stdout == b"-1 38\n"
