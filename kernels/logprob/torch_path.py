@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-ROWS = 512
+ROWS = 1024
 VOCABULARY = 2048
 # A logit of minus infinity has probability zero; a finite stand-in keeps 0 * inf out of sums.
 LOWEST = -1e30
@@ -89,9 +89,12 @@ class TorchLogProb(torch.autograd.Function):
             torch.empty_like(weight, memory_format=torch.contiguous_format) if need_weight else None
         )
         db = torch.zeros(weight.shape[0], dtype=compute) if need_bias else None
+        # One tile of rows finishes its part of the weight's gradient in one product, which rounds
+        # once; twice as fast as the product with a float32 result.
+        one_tile = 0 < rows <= ROWS and hidden.dtype == torch.bfloat16
         with _products(hidden.dtype):
             for v0, v1, part, shift in _stretches(weight, bias, compute):
-                dpart = torch.zeros_like(part) if need_weight else None
+                dpart = torch.zeros_like(part) if need_weight and not one_tile else None
                 for r0 in range(0, rows, ROWS):
                     r = slice(r0, r0 + ROWS)
                     z = _logits(wide[r], part, shift, ctx.temperature).sub_(lse[r][:, None])
@@ -104,6 +107,8 @@ class TorchLogProb(torch.autograd.Function):
                         dh[r].addmm_(dz, part)
                     if dpart is not None:
                         dpart.addmm_(dz.T, wide[r])
+                    if dw is not None and one_tile:
+                        dw[v0:v1] = dz.to(dw.dtype).T @ hidden
                     if db is not None:
                         db[v0:v1] += dz.sum(dim=0)
                 if dw is not None and dpart is not None:
