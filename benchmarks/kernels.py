@@ -304,6 +304,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--rows", type=int, default=16384, help="rows of the head")
     parser.add_argument("--libraries", nargs="+", help="measure these alone")
+    parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"])
     parser.add_argument("--case", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.case:
@@ -318,7 +319,7 @@ def main(argv: list[str] | None = None) -> int:
         for row in paper():
             _store(row | {"measured": False, "commit": about["commit"]})
     for case in measured_cases(options.only, options.rows):
-        if options.libraries and case[1] not in options.libraries:
+        if case[1] not in (options.libraries or case) or case[2] not in options.dtypes:
             continue
         _store(measure(case, options) | {"measured": True} | about)
     return 0
