@@ -328,7 +328,7 @@ async def run(args: argparse.Namespace) -> None:
         "snapshot": snapshots,
     }
     RESULTS.parent.mkdir(exist_ok=True)
-    for name in args.only or parts:
+    for name in parts if args.only is None else args.only:
         store(await parts[name](args.runs))
     if args.soak_minutes:
         store(await soak(args.soak_minutes))
