@@ -79,11 +79,11 @@ def save(run_dir: Path, trainer: Trainer, state: bytes, *, keep: int) -> Path:
         _sync_folder(folder.parent)
         for stale in existing(run_dir)[:-keep]:
             shutil.rmtree(stale)
-    except OSError as error:
+    except (OSError, CheckpointError) as error:
         shutil.rmtree(aside, ignore_errors=True)
         raise CheckpointError(
-            f"{folder}: the checkpoint cannot be written ({error.strerror}); free space and start "
-            "again, the run continues from the checkpoint before"
+            f"the checkpoint {folder} cannot be written ({error}); free space and start again, the "
+            "run continues from the checkpoint before"
         ) from error
     return folder
 

@@ -126,6 +126,8 @@ class Snapshot(msgspec.Struct):
     """Lowest ordinal that no batch has passed."""
     open: dict[int, Group] = {}
     """Groups in no batch yet and not filtered."""
+    early: dict[int, list[Sample]] = {}
+    """Samples of groups that are not issued; only a faulty actor publishes one."""
     formed: list[Batch] = []
     """Batches that are formed and not yet taken by `take_batch`."""
     unledgered: list[list[int]] = []
@@ -261,13 +263,20 @@ class Machine:
         s.open[issued.ordinal] = Group(issued, {})
         s.next_ordinal += 1
         s.last_issued_seq = seq
+        early = s.early.pop(issued.ordinal, [])
         if issued.purpose == "probe":
             s.probes_issued[issued.version] = s.probes_issued.get(issued.version, 0) + 1
         else:
             self._count("issued")
+        for sample in early:
+            self._apply_sample(sample)
 
     def _apply_sample(self, sample: Sample) -> None:
         s = self.state
+        if sample.group >= s.next_ordinal:
+            # the broker holds the slot for decided, so it must be decided here when it is issued
+            s.early.setdefault(sample.group, []).append(sample)
+            return
         group = s.open.get(sample.group)
         # the broker refuses a second record of a slot; a group that is gone was decided whole
         if group is None or sample.index in group.samples:

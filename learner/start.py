@@ -74,6 +74,18 @@ def prepare_folder(config: Config) -> None:
     aside.replace(path)
 
 
+def run_record(config: Config) -> RunConfig:
+    """What the state machine must know of the configuration."""
+    return RunConfig(
+        batch_groups=config.learner.batch_groups,
+        max_versions=config.staleness.max_versions,
+        group_size=config.learner.group_size,
+        steps=config.learner.steps,
+        seed=config.run.seed,
+        config_hash=fingerprint(config),
+    )
+
+
 def _refuse_difference(old: Config, new: Config, where: str) -> None:
     changed = difference(old, new)
     if changed:
@@ -106,17 +118,11 @@ async def _attached(
     await state.put_model_files(model)
     await state.put("config", to_json(config))
 
-    first = RunConfig(
-        batch_groups=config.learner.batch_groups,
-        max_versions=config.staleness.max_versions,
-        group_size=config.learner.group_size,
-        steps=config.learner.steps,
-        seed=config.run.seed,
-        config_hash=fingerprint(config),
-    )
-    if (await log.info()).last_seq == 0:
-        await log.append(first, after=0, message_id="config-0")
+    first = run_record(config)
     existing = checkpoints.existing(run_dir)
+    # once there is a checkpoint the record may be purged
+    if not existing and await log.last(names.config) is None:
+        await log.append(first, after=0, message_id="config-0")
     saved = checkpoints.read(existing[-1]) if existing else None
     if saved is not None and saved.identity != log.identity:
         raise LogError(

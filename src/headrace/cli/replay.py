@@ -31,10 +31,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _replay(config: Config, *, train: bool) -> tuple[int, str]:
-    from headrace.broker.records import RunConfig, Step, decode
+    from headrace.broker.records import Step, decode
     from headrace.broker.subjects import RunNames
     from headrace.learner.history import read_history
     from headrace.learner.machine import Machine
+    from headrace.learner.start import run_record
     from headrace.learner.trainer import Trainer, TrainGroup
     from headrace.models import ensure_model
 
@@ -48,11 +49,9 @@ async def _replay(config: Config, *, train: bool) -> tuple[int, str]:
             temperature=config.sampling.temperature,
             dtype=config.model.dtype,
         )
-    machine: Machine | None = None
+    machine = Machine(run_record(config))
     weights_hash = ""
     async for entry in read_history(config):
-        if machine is None:
-            machine = Machine(decode(entry.data, RunConfig, where=entry.subject))
         # a step whose groups are not those that the log forms is an error here
         machine.apply(entry)
         if entry.subject != names.step:
@@ -73,4 +72,4 @@ async def _replay(config: Config, *, train: bool) -> tuple[int, str]:
                 f"step {step.version} gives weights {weights_hash[:16]}, but the ledger has "
                 f"{step.weights_hash[:16]}: another machine, thread count or library version"
             )
-    return (machine.state.version if machine else 0), weights_hash
+    return machine.state.version, weights_hash

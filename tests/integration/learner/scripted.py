@@ -7,8 +7,10 @@ runs with the real ones are in `tests/chaos`.
 import asyncio
 import hashlib
 import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
-from headrace.broker.connection import Connection
+from headrace.broker.connection import Connection, connected
 from headrace.broker.records import Array, Span, Trajectory, Turn, Verdict
 from headrace.broker.runlog import RunLog
 from headrace.broker.subjects import RunNames
@@ -63,10 +65,19 @@ async def act(connection: Connection, names: RunNames, log: RunLog, *, temperatu
         await held.done()
 
 
-async def attach(connection: Connection, names: RunNames) -> RunLog:
-    """Wait for the run and its task queue."""
-    log = await RunLog.attach(connection, names, deadline_s=60)
-    async with asyncio.timeout(60):
-        while await log.last(names.config) is None:
-            pass
-    return log
+@asynccontextmanager
+async def acting(url: str, run: str, *, temperature: float = 1.0) -> AsyncIterator[Connection]:
+    """A scripted actor beside the block, which may use its connection."""
+    names = RunNames(run)
+    async with connected(url, name="scripted", deadline_s=30) as connection:
+
+        async def work() -> None:
+            log = await RunLog.attach(connection, names, deadline_s=60)
+            await act(connection, names, log, temperature=temperature)
+
+        task = asyncio.ensure_future(work())
+        try:
+            yield connection
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)

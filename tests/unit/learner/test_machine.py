@@ -182,6 +182,15 @@ def test_a_corrupt_record_counts_as_a_failure_of_its_slot(data: bytes) -> None:
     assert kept[0].entry.data == data
 
 
+def test_a_sample_that_precedes_its_group_decides_its_slot_when_the_group_is_issued() -> None:
+    log = Log(run_config(batch_groups=1))
+    log.append(trajectory(0, 0, 1.0))
+    log.extend([issued(0), trajectory(0, 1, 0.0)])
+    batch = log.machine.take_batch()
+    assert batch is not None
+    assert batch.ordinals == [0]
+
+
 def test_a_probe_never_enters_a_batch_and_never_holds_one_up() -> None:
     log = Log(run_config(batch_groups=1))
     log.extend([issued(0, size=1, purpose="probe"), issued(1)])
