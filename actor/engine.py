@@ -7,6 +7,7 @@ with dummy values and serves nothing before the first version.
 import asyncio
 import gc
 import importlib.util
+import logging
 import os
 import time
 from collections.abc import AsyncIterator
@@ -232,6 +233,8 @@ class Engine:
         self._fail("it was closed")
         llm, self._llm = self._llm, None
         if llm is not None:
+            # It would report the end of its process, which is wanted now, as a failure.
+            logging.getLogger("vllm.v1.engine.async_llm").setLevel(logging.CRITICAL)
             await asyncio.to_thread(llm.shutdown, timeout=_SHUTDOWN_S)
             del llm
             gc.collect()  # its destructor complains when it runs as late as the interpreter's end
