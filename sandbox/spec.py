@@ -136,6 +136,28 @@ class Scored(Struct, frozen=True, kw_only=True):
     nothing, or wrote more than the limit."""
 
 
+def lost(detail: str) -> Result:
+    """A result without a run: the sandbox's side failed before or after it."""
+    return Result(
+        status="sandbox_error",
+        exit_code=None,
+        signal=None,
+        stdout=b"",
+        stderr=b"",
+        stdout_truncated=False,
+        stderr_truncated=False,
+        stdout_sha256=sha256(b""),
+        stderr_sha256=sha256(b""),
+        wall_s=0.0,
+        cpu_s=0.0,
+        queued_s=0.0,
+        peak_memory=0,
+        isolation="",
+        limits_hit=(),
+        detail=detail,
+    )
+
+
 def sha256(data: bytes) -> str:
     """Hexadecimal SHA-256."""
     return hashlib.sha256(data).hexdigest()

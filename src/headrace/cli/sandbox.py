@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,8 @@ if TYPE_CHECKING:
 
 HELP = """\
 `headrace sandbox run [options] -- ARGV` runs a command in a jail and prints its result as JSON.
-`headrace sandbox check` proves every limit on this host by attacking it, once per boot."""
+`headrace sandbox check` proves every limit on this host by attacking it, once per boot.
+`headrace sandbox serve` runs jobs that come through the broker, until it is interrupted."""
 _LIMITS = {
     "time": ("wall_s", 1),
     "memory": ("memory", 1 << 20),
@@ -50,6 +52,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("argv", nargs=argparse.REMAINDER, metavar="-- ARGV", help="the command")
     check_parser = commands.add_parser("check", help="prove every limit on this host")
     check_parser.add_argument("--again", action="store_true", help="even if done since the boot")
+    serve_parser = commands.add_parser("serve", help="run jobs that come through the broker")
+    serve_parser.add_argument("--broker", default="nats://127.0.0.1:4222", metavar="URL")
+    serve_parser.add_argument(
+        "--concurrent", type=int, default=8, metavar="N", help="jobs taken at the same time"
+    )
+    serve_parser.add_argument(
+        "--ack-wait", type=float, default=30.0, metavar="S", help="silence that loses a job"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -61,6 +71,8 @@ def run(args: argparse.Namespace) -> int:
     """
     if args.sandbox_command == "check":
         return _check(again=args.again)
+    if args.sandbox_command == "serve":
+        return asyncio.run(_serve(args))
     result = asyncio.run(_run(args))
     print(result.json().decode())
     return 1 if result.status == "sandbox_error" else 0
@@ -76,6 +88,24 @@ def _check(*, again: bool) -> int:
     for proof in outcome.proofs:
         print(f"{'holds' if proof.held else 'FAILS':<7}{proof.name:<34}{proof.detail}")
     return 1 if outcome.failed else 0
+
+
+async def _serve(args: argparse.Namespace) -> int:
+    from headrace.broker.connection import connected
+    from headrace.sandbox.client import shared
+    from headrace.sandbox.jobs import JobQueue
+
+    if args.concurrent < 1:
+        raise ConfigError(f"--concurrent must be at least 1, got {args.concurrent}")
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    async with connected(args.broker, name="sandbox host", deadline_s=60.0) as connection:
+        queue = JobQueue(connection, ack_wait_s=args.ack_wait)
+        await queue.create()
+        print(f"serving jobs of {args.broker} in {shared().isolation}", flush=True)
+        await queue.serve(stop, concurrent=args.concurrent)
+    return 0
 
 
 async def _run(args: argparse.Namespace) -> "Result":
