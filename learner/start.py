@@ -6,7 +6,6 @@ parts begin, and nothing is issued before checkpoint 0 and weights 0 exist.
 
 import asyncio
 import logging
-import subprocess
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -20,8 +19,8 @@ from headrace.broker.state import RunState
 from headrace.broker.subjects import RunNames
 from headrace.broker.taskqueue import TaskQueue
 from headrace.clock import SystemClock
-from headrace.config import Config, difference, fingerprint, from_json, to_json
-from headrace.errors import LogError, RunMismatchError
+from headrace.config import Config, fingerprint, from_json, to_json
+from headrace.errors import LogError
 from headrace.learner import checkpoint as checkpoints
 from headrace.learner.archive import Archive
 from headrace.learner.curriculum import Curriculum
@@ -33,6 +32,7 @@ from headrace.learner.report import Report
 from headrace.learner.trainer import Trainer
 from headrace.models import ensure_model
 from headrace.process import new_ident
+from headrace.runfolder import refuse_difference
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,6 @@ async def run_learner(config: Config) -> None:
         HeadraceError: see the parts; everything durable stays.
     """
     names = RunNames(config.run_name)
-    prepare_folder(config)
     url, patience = config.broker.url, config.broker.connect_s
     async with (
         connected(url, name="learner", deadline_s=patience) as connection,
@@ -52,26 +51,6 @@ async def run_learner(config: Config) -> None:
     ):
         folder = await process.run()
     logger.info("run %s is complete; checkpoint in %s", names.run, folder)
-
-
-def prepare_folder(config: Config) -> None:
-    """Make the run folder and write the resolved configuration, or compare it with the one there.
-
-    Raises:
-        RunMismatchError: the folder holds a run with another configuration.
-    """
-    run_dir = Path(config.run.dir)
-    path = run_dir / "config.json"
-    if path.exists():
-        _refuse_difference(
-            from_json(path.read_bytes(), where=str(path)), config, f"run folder {run_dir}"
-        )
-        return
-    run_dir.mkdir(parents=True, exist_ok=True)
-    (run_dir / "commit.txt").write_text(_commit() + "\n")
-    aside = path.with_suffix(".tmp")
-    aside.write_bytes(to_json(config))
-    aside.replace(path)
 
 
 def run_record(config: Config) -> RunConfig:
@@ -86,15 +65,6 @@ def run_record(config: Config) -> RunConfig:
     )
 
 
-def _refuse_difference(old: Config, new: Config, where: str) -> None:
-    changed = difference(old, new)
-    if changed:
-        raise RunMismatchError(
-            f"{where} was started with another configuration ({'; '.join(changed)}); use the old "
-            "values, or start a new run with another run.dir"
-        )
-
-
 @asynccontextmanager
 async def _attached(
     config: Config, connection: Connection, names: RunNames
@@ -105,7 +75,7 @@ async def _attached(
     await state.create()
     stored = await state.get("config")
     if stored is not None:
-        _refuse_difference(
+        refuse_difference(
             from_json(stored, where="configuration on the broker"), config, f"run {names.run!r}"
         )
     lineage = await state.raise_lineage()
@@ -179,19 +149,3 @@ async def _attached(
         await publisher.close()
         report.close()
         thread.shutdown(wait=False, cancel_futures=True)
-
-
-def _commit() -> str:
-    """Commit of the code that runs, where it runs from a checkout."""
-    try:
-        result = subprocess.run(
-            ["git", "rev-parse", "HEAD"],
-            cwd=Path(__file__).resolve().parent,
-            capture_output=True,
-            text=True,
-            timeout=5,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return "unknown"
-    return result.stdout.strip()

@@ -24,12 +24,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
     config = resolve(args.items)
-    from headrace.learner.start import prepare_folder, run_learner
+    from headrace import runfolder
     from headrace.monitor.logs import setup_logging
+
+    runfolder.prepare(config)
+    setup_logging("learner", "", Path(config.run.dir), run=config.run_name)
+    from headrace.learner.start import run_learner  # seconds: torch
     from headrace.process import run_until_stopped
 
-    prepare_folder(config)
-    setup_logging("learner", "", Path(config.run.dir), run=config.run_name)
     code = run_until_stopped(run_learner(config))
     if code:
         # an optimizer step in the thread cannot be interrupted, and has no effect before its record
