@@ -17,14 +17,34 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from headrace.broker.weights import bucket_ranges
-from headrace.errors import WeightError
+from headrace.errors import ConfigError, WeightError
 
 _IN_FLIGHT = 2
 
 
 def open_store(host: str, *, timeout_s: float) -> TCPStore:
-    """The learner's store, listening on a free port of `host`; it serves all memberships."""
-    return TCPStore(host, 0, None, True, timedelta(seconds=timeout_s), wait_for_workers=False)
+    """The learner's store, listening on a free port of `host`; it serves all memberships.
+
+    Raises:
+        ConfigError: `host` is not an address of this machine.
+    """
+    try:
+        # Left to itself the store listens on every interface.
+        listener = socket.create_server((host, 0))
+    except OSError as error:
+        raise ConfigError(
+            f"weights.interface {host!r} is not an address of this machine: {error}"
+        ) from error
+    port = listener.getsockname()[1]
+    return TCPStore(
+        host,
+        port,
+        None,
+        True,
+        timedelta(seconds=timeout_s),
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )
 
 
 def reach_store(host: str, port: int, *, timeout_s: float) -> TCPStore:

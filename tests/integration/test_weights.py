@@ -29,7 +29,7 @@ from headrace.broker.weights import (
     Prepare,
 )
 from headrace.config import Weights
-from headrace.errors import DeadlineError, EngineError, FencedError, WeightError
+from headrace.errors import ConfigError, DeadlineError, EngineError, FencedError, WeightError
 from headrace.learner.publisher import WeightPublisher
 
 pytestmark = pytest.mark.nats
@@ -347,3 +347,9 @@ async def test_a_learner_that_dies_in_a_round_does_not_keep_its_actors_from_pull
             await successor.publish(1, model(1))
             await a.receiver.wait_for(1, lineage=2, deadline_s=10)
         assert same(a.engine.tensors, model(1))
+
+
+async def test_an_interface_that_is_not_here_is_named(connection: Connection) -> None:
+    settings = Weights(interface="203.0.113.1")
+    with pytest.raises(ConfigError, match=r"weights\.interface '203\.0\.113\.1'"):
+        await WeightPublisher(connection, NAMES, settings, lineage=1).publish(0, model(0))
