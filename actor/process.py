@@ -25,7 +25,7 @@ from msgspec.structs import replace
 
 from headrace.actor.chat import ChatFormat
 from headrace.actor.engine import Engine
-from headrace.actor.receiver import WeightReceiver
+from headrace.actor.receiver import Received, WeightReceiver
 from headrace.actor.rollout import RolloutWorker
 from headrace.broker.connection import Connection, connected
 from headrace.broker.leases import Lease
@@ -99,6 +99,21 @@ async def _serve(
     receiver: WeightReceiver | None = None
     worker: RolloutWorker | None = None
 
+    updates = {"updates": 0.0, "pulls": 0.0, "pause_s": 0.0}
+
+    def applied(received: Received) -> None:
+        updates["updates"] += 1
+        updates["pulls"] += received.way != "broadcast"
+        updates["pause_s"] += received.pause_s
+        logger.info(
+            "weights %d by %s: %.2f s, generation paused %.0f ms",
+            received.version,
+            received.way,
+            received.transfer_s,
+            received.pause_s * 1000,
+            extra={"version": received.version},
+        )
+
     def current_lease() -> Lease:
         return lease(
             "actor",
@@ -110,7 +125,7 @@ async def _serve(
             lineage=receiver.lineage if receiver is not None else -1,
             pools=config.actors.pools,
             held=worker.held if worker is not None else [],
-            counters=dict(worker.counters) if worker is not None else {},
+            counters=updates | (worker.counters if worker is not None else {}),
         )
 
     async with leased(connection, names, "actor", ident, current_lease):
@@ -127,7 +142,12 @@ async def _serve(
         )
         try:
             receiver = WeightReceiver(
-                connection, names, engine, ident=ident, round_s=config.weights.round_s
+                connection,
+                names,
+                engine,
+                ident=ident,
+                round_s=config.weights.round_s,
+                on_applied=applied,
             )
             async with receiver:
                 status = "waiting for weights"

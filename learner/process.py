@@ -284,7 +284,7 @@ class LearnerProcess:
         )
         await self._applied(seq)
         self._ledger.pop(batch.version, None)
-        self._report.step(batch.version, metrics, tokens, staleness)
+        self._report.step(batch.version, metrics, tokens, staleness, self._actors)
         logger.info(
             "step %d trained %d groups, %d tokens", batch.version, len(batch.groups), tokens,
             extra={"version": batch.version},
@@ -294,9 +294,7 @@ class LearnerProcess:
         await self._state.check_lineage(self._lineage)
         weights = await self._in_thread(self._trainer.weights)
         await self._publisher.publish(self._trainer.version, weights)
-        await self._state.set_current(
-            Current(lineage=self._lineage, version=self._trainer.version)
-        )
+        await self._state.set_current(Current(lineage=self._lineage, version=self._trainer.version))
         self._report.published = self._trainer.version
         self._published.set()
 

@@ -59,7 +59,12 @@ class Report:
         }
 
     def step(
-        self, version: int, metrics: dict[str, float], tokens: int, staleness: dict[int, int]
+        self,
+        version: int,
+        metrics: dict[str, float],
+        tokens: int,
+        staleness: dict[int, int],
+        actors: list[Lease],
     ) -> None:
         """Record one optimizer step."""
         self.trained_tokens += tokens
@@ -68,7 +73,10 @@ class Report:
         domains = {
             f"success/{domain}": tally.ema for domain, tally in self._machine.state.train.items()
         }
-        self._metrics.write(version, metrics | domains)
+        updates = sum(actor.counters.get("updates", 0) for actor in actors)
+        paused = sum(actor.counters.get("pause_s", 0) for actor in actors)
+        fleet = {"actors/alive": float(len(actors)), "actors/pause_s": paused / max(updates, 1)}
+        self._metrics.write(version, metrics | domains | fleet)
 
     def progress(self, phase: str, actors: list[Lease]) -> None:
         """Replace `progress.json`."""

@@ -94,7 +94,7 @@ def step(batch: Batch) -> Step:
 def subject(record: Record) -> str:
     if isinstance(record, Trajectory | Failed):
         return NAMES.sample(record.group, record.index)
-    return {RunConfig: NAMES.config, Issued: NAMES.issued, Step: NAMES.step}[type(record)]  # type: ignore[index]
+    return {RunConfig: NAMES.config, Issued: NAMES.issued, Step: NAMES.step}[type(record)]
 
 
 class Log:

@@ -70,7 +70,7 @@ def test_a_record_that_arrives_while_others_are_written_is_kept(
     archive = Archive(tmp_path, "id")
     write = archive._write
 
-    def write_slowly(records) -> None:  # type: ignore[no-untyped-def]
+    def write_slowly(records) -> None:
         monkeypatch.setattr(archive, "_write", write)
         archive.add(entry(3))
         write(records)

@@ -33,7 +33,7 @@ configs = st.builds(
 seeds = st.integers(0, 2**32)
 
 
-def scores(seed: int):  # type: ignore[no-untyped-def]
+def scores(seed: int):
     """Scores that depend on the slot alone: a third of the groups are alike, some slots fail."""
 
     def score(group: int, index: int) -> float | None:
@@ -101,12 +101,12 @@ def test_at_staleness_zero_the_batches_are_those_of_a_plain_loop(
     plain: list[list[int]] = []
     ordinal = 0
     for _ in range(steps):
-        batch: list[int] = []
-        while len(batch) < batch_groups:
+        chosen: list[int] = []
+        while len(chosen) < batch_groups:
             if informative(ordinal):
-                batch.append(ordinal)
+                chosen.append(ordinal)
             ordinal += 1
-        plain.append(batch)
+        plain.append(chosen)
     log = simulate(config, score, random.Random(timing))
     assert trained(log) == plain
     for batch in log.batches:
@@ -231,7 +231,7 @@ def test_a_skip_counts_for_a_coming_step_only() -> None:
     assert log.machine.state.skips == {2: "bad"}
 
 
-def free_room(machine: Machine, *, probes: int = 0, log_bytes: int = 0, limit: int = 1 << 40):  # type: ignore[no-untyped-def]
+def free_room(machine: Machine, *, probes: int = 0, log_bytes: int = 0, limit: int = 1 << 40):
     return room(machine, probes=probes, log_bytes=log_bytes, log_limit=limit, sample=1000)
 
 
