@@ -19,9 +19,9 @@ HEADRACE = [sys.executable, "-P", "-m", "headrace.cli.main"]
 
 
 def help_seconds(*arguments):
-    """Least wall-clock time of three tries: the machine may be busy, the command may not."""
+    """Least wall-clock time of up to five tries: the machine may be busy, the command may not."""
     tries = []
-    for _ in range(3):
+    for _ in range(5):
         start = time.perf_counter()
         done = subprocess.run([*HEADRACE, *arguments], capture_output=True, text=True, check=True)
         tries.append(time.perf_counter() - start)
