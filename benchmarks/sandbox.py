@@ -22,6 +22,8 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+import msgspec
+
 from headrace.sandbox import jail, toolchains
 from headrace.sandbox.box import Sandbox, host_admission
 from headrace.sandbox.client import shared
@@ -299,17 +301,19 @@ def left_behind() -> Row:
 
 async def soak(minutes: float) -> list[Row]:
     """Hostile programs in sessions without pause; what is left at the end, and before."""
-    ran = wrong = 0
+    ran = 0
+    wrong: list[str] = []
     end = time.monotonic() + minutes * 60
 
     async def attacker(number: int) -> None:
-        nonlocal ran, wrong
+        nonlocal ran
         while time.monotonic() < end:
             status, code, limits = SOAK[(ran + number) % len(SOAK)]
             async with Sandbox(SandboxSpec(disk=4 << 20)) as box:
                 result = await box.run(["python3", "-S", "-c", code], limits=limits)
             ran += 1
-            wrong += result.status != status
+            if result.status != status:
+                wrong.append(f"{status}: {msgspec.structs.replace(result, stdout=b'')}")
 
     async with Sandbox(SandboxSpec()) as box:
         await box.run(["python3", "-S", "-c", "pass"])

@@ -100,12 +100,14 @@ class Sandbox:
         """Kill what still runs and free the workspace."""
         if self._keeper is None:
             return
-        for shell in self._shells:
-            await shell.close()
         keeper, self._keeper = self._keeper, None
-        os.close(self._root)
-        if keeper.alive:
-            await keeper.ask("close", box=self._name)
+        try:
+            for shell in self._shells:
+                await shell.close()
+        finally:
+            os.close(self._root)
+            if keeper.alive:
+                await keeper.ask("close", box=self._name)
 
     async def run(
         self,

@@ -14,6 +14,7 @@ import ctypes
 import json
 import math
 import os
+import resource
 import select
 import signal
 import socket
@@ -223,6 +224,8 @@ def main() -> None:
     """Entry point: `keeper DESCRIPTOR PARENT`."""
     os.setsid()
     os.umask(0o022)
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_NAME, b"headrace-keeper", 0, 0, 0)

@@ -79,7 +79,8 @@ class Jail:
         self._wake = _FOREVER
         self.finished = False
         self._group = group
-        self._box = box
+        # Open while the jail lives: the session may be closed before its last jail has ended.
+        self._space = os.open(box, os.O_RDONLY | os.O_DIRECTORY)
         self._reason = ""
         self._exit: int | None = None
         self._usage_s = 0.0
@@ -123,7 +124,7 @@ class Jail:
             os.closerange(0, 64)
             for name, fd in high.items():
                 os.dup2(fd, _TARGETS[name])
-            os.closerange(64, 4096)
+            os.closerange(64, 1 << 16)
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
                 signal.signal(number, signal.SIG_DFL)
             os.execve(argv[0], argv, {})
@@ -147,7 +148,11 @@ class Jail:
     def on_ready(self, fd: int) -> None:
         """Read or reap; after the last event, settle the result."""
         if fd == self._pidfd:
-            _, self._exit, usage = os.wait4(self._pid, 0)
+            # Never blocking: an event may be meant for an earlier owner of the descriptor's number.
+            pid, status, usage = os.wait4(self._pid, os.WNOHANG)
+            if pid == 0:
+                return
+            self._exit = status
             self._usage_s = usage.ru_utime + usage.ru_stime
             self._rss = usage.ru_maxrss * 1024
             self._closed.append(fd)
@@ -262,6 +267,7 @@ class Jail:
             if self._pending is not None:
                 self._answer(self._pending, report, counters)
             self._answers.append(({"id": self.id, "ended": True}, []))
+        os.close(self._space)
         self.finished = True
 
     def _counters(self) -> Counters:
@@ -278,7 +284,7 @@ class Jail:
         content = memoryview(b"".join(parts.values()))
         while content:
             content = content[os.write(memory_file, content) :]
-        space = os.statvfs(self._box)
+        space = os.fstatvfs(self._space)
         answer = {
             "id": request,
             "parts": {name: len(data) for name, data in parts.items()},

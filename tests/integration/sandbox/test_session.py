@@ -110,6 +110,25 @@ async def test_a_cancelled_run_is_dead_before_the_cancellation_arrives():
         assert (await box.run([*PYTHON, "print(1)"])).stdout == b"1\n"
 
 
+async def test_a_session_closed_under_a_running_command_disturbs_no_other():
+    async with Sandbox(SandboxSpec()) as other:
+        box = await Sandbox(SandboxSpec()).__aenter__()
+        running = asyncio.create_task(box.run([*PYTHON, "import time; time.sleep(0.5)"]))
+        await asyncio.sleep(0)
+        await box.close()
+        await running
+        assert (await other.run([*PYTHON, "print(1)"])).stdout == b"1\n"
+
+
+async def test_a_command_may_be_large():
+    async with Sandbox(SandboxSpec()) as box:
+        code = "import os, sys; print(len(sys.argv), len(sys.argv[1]), len(os.environ['A']))"
+        result = await box.run(
+            [*PYTHON, code, "\u20ac" * 20_000, *["x"] * 5000], env={"A": "y" * 20_000}
+        )
+    assert result.stdout == b"5002 20000 20000\n"
+
+
 @pytest.mark.parametrize(
     ("argv", "env", "reason"),
     [
