@@ -52,6 +52,8 @@ class Plan(Struct, frozen=True, kw_only=True):
 
     toolchain: Toolchain
     mounts: list[Mount]
+    hidden: list[str]
+    """Folders inside the mounts that are covered by an empty one."""
     env: dict[str, str]
     shell: str
     """Host path of the shell that serves as init."""
@@ -83,8 +85,12 @@ class Plan(Struct, frozen=True, kw_only=True):
             ),
         ]
         for mount in mounts:
-            if Path("/run") in (Path(mount.source), *Path(mount.source).parents):
-                raise SandboxError(f"a tree below /run cannot be shown to a jail: {mount.source}")
+            source, target = Path(mount.source), Path(mount.target)
+            if Path("/run") in (source, *source.parents):
+                raise SandboxError(f"a tree below /run cannot be shown to a jail: {source}")
+            # A program could put a link where the next run's mount point is expected.
+            if {Path(HOME), Path("/tmp"), Path("/dev")} & {target, *target.parents}:
+                raise SandboxError(f"a tree cannot be shown at {target}, which programs may change")
         env = {
             **_BASE_ENV,
             "PATH": toolchain.search_path(),
@@ -94,7 +100,12 @@ class Plan(Struct, frozen=True, kw_only=True):
             **spec.env,
         }
         shell = str(Path("/bin/sh").resolve())
-        return cls(toolchain=toolchain, mounts=mounts, env=env, shell=shell)
+        hidden = [
+            folder
+            for folder in toolchain.hidden()
+            if any(Path(mount.target) in Path(folder).parents for mount in mounts)
+        ]
+        return cls(toolchain=toolchain, mounts=mounts, hidden=hidden, env=env, shell=shell)
 
 
 def arguments(
@@ -154,10 +165,10 @@ def _mounts(plan: Plan, trees: dict[str, str], box: str, candidate: str) -> list
     argv: list[str] = []
     for source, target in (("work", HOME), ("tmp", "/tmp"), ("shm", "/dev/shm")):
         argv += ["--bindmount", f"{BOXES}/{box}/{source}:{target}"]
-    # After the workspace: a tree may appear inside it or below /tmp. Outer folders come first.
+    # Outer folders before what lies inside them.
     for mount in sorted(plan.mounts, key=lambda each: each.target):
         argv += ["--bindmount_ro", f"{trees[mount.source]}:{mount.target}"]
-    for folder in plan.toolchain.hidden():
+    for folder in plan.hidden:
         argv += ["--mount", f"none:{folder}:tmpfs:size=4096,nr_inodes=1,mode=555"]
     for target, source in plan.toolchain.links.items():
         argv += ["--symlink", f"{source}:{target}"]

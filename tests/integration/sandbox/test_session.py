@@ -110,6 +110,23 @@ async def test_a_cancelled_run_is_dead_before_the_cancellation_arrives():
         assert (await box.run([*PYTHON, "print(1)"])).stdout == b"1\n"
 
 
+@pytest.mark.parametrize(
+    "code",
+    [
+        "for p in ('/box', '/tmp', '/dev/shm'): os.chmod(p, 0)",
+        "i = 0\nwhile True: open(str(i), 'w').close(); i += 1",
+        "f = open('x', 'wb', 0)\nwhile True: f.write(b'x' * 65536)",
+        "os.symlink('/', 'a'); os.symlink('/box', '/tmp/b'); os.mkfifo('/dev/shm/c')",
+        "\nfor i in range(2000): os.mkdir('d'); os.chdir('d')",
+    ],
+)
+async def test_whatever_a_program_did_to_its_workspace_the_next_one_runs(code):
+    async with Sandbox(SandboxSpec(disk=4 << 20)) as box:
+        await box.run([*PYTHON, "import os\n" + code])
+        result = await box.run(["/sbin/init", "-c", "echo here"])
+    assert (result.status, result.stdout) == ("ok", b"here\n")
+
+
 async def test_a_session_closed_under_a_running_command_disturbs_no_other():
     async with Sandbox(SandboxSpec()) as other:
         box = await Sandbox(SandboxSpec()).__aenter__()
