@@ -7,10 +7,11 @@ import os
 import secrets
 import signal
 import socket
+import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import nats.errors
 import uvloop
@@ -22,6 +23,9 @@ from headrace.broker.subjects import RunNames
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+
+STOP_S = 30
+"""Seconds after a stop signal until the process is ended by force."""
 
 
 def run_until_stopped(main: Coroutine[Any, Any, None]) -> int:
@@ -39,6 +43,8 @@ def run_until_stopped(main: Coroutine[Any, Any, None]) -> int:
         def stop(number: int) -> None:
             stopped.append(number)
             task.cancel()
+            # whatever swallows the cancellation, the process ends
+            signal.alarm(STOP_S)
 
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop, number)
@@ -65,9 +71,15 @@ async def race(*work: Coroutine[Any, Any, T]) -> T:
         failed = [task for task in ended if task.cancelled() or task.exception() is not None]
         return (failed or ended)[0].result()
     finally:
+        pending = set(tasks)
+        while pending:
+            # again and again: a library call that ends at the same moment swallows a cancellation
+            for task in pending:
+                task.cancel()
+            _, pending = await asyncio.wait(pending, timeout=1)
         for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+            if not task.cancelled():
+                task.exception()
 
 
 def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
@@ -76,6 +88,17 @@ def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
+
+
+def leave(code: int) -> NoReturn:
+    """End the process at once, after everything was closed.
+
+    The interpreter's own end takes seconds with torch and vLLM loaded, and waits for an optimizer
+    step in its thread, which has no effect before its record.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def new_ident() -> str:

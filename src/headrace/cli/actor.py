@@ -27,9 +27,9 @@ def run(args: argparse.Namespace) -> int:
     config = resolve(args.items)
     from headrace.actor.process import run_actor
     from headrace.monitor.logs import setup_logging
-    from headrace.process import new_ident, run_until_stopped
+    from headrace.process import leave, new_ident, run_until_stopped
 
     ident = new_ident()
     setup_logging("actor", ident, Path(config.run.dir), run=config.run_name)
     adopt = not names_configuration(args.items)
-    return run_until_stopped(run_actor(config, ident, adopt=adopt))
+    leave(run_until_stopped(run_actor(config, ident, adopt=adopt)))

@@ -1,8 +1,6 @@
 """`headrace learner`: issues tasks, trains on what comes back, publishes weights."""
 
 import argparse
-import os
-import sys
 from pathlib import Path
 
 from headrace.cli.runargs import USAGE, resolve
@@ -30,12 +28,6 @@ def run(args: argparse.Namespace) -> int:
     runfolder.prepare(config)
     setup_logging("learner", "", Path(config.run.dir), run=config.run_name)
     from headrace.learner.start import run_learner  # seconds: torch
-    from headrace.process import run_until_stopped
+    from headrace.process import leave, run_until_stopped
 
-    code = run_until_stopped(run_learner(config))
-    if code:
-        # an optimizer step in the thread cannot be interrupted, and has no effect before its record
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    return code
+    leave(run_until_stopped(run_learner(config)))
