@@ -269,6 +269,20 @@ def answer(wanted: Task) -> int:
 
 
 @pytest.mark.parametrize(
+    "text", ["{}", " {}.\n", "1 + 2 = {}", "It is {}: the answer", "9, so {} -"]
+)
+async def test_the_last_number_of_an_answer_counts(text: str) -> None:
+    found = get_domain("arithmetic")
+    wanted = task(found)
+    verdict, _, _ = await judge(found, wanted, text.format(answer(wanted)))
+    assert verdict.success
+    verdict, _, _ = await judge(
+        found, wanted, text.format(f"{answer(wanted)} {answer(wanted) + 1}")
+    )
+    assert not verdict.success
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "",
@@ -281,11 +295,12 @@ def answer(wanted: Task) -> int:
         "\ud800",
         "9" * 100_000,
         "largest 8 8 8\n8",
+        "1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19",
     ],
 )
 async def test_odd_answers_are_judged_and_wrong(text: str) -> None:
     found = get_domain("arithmetic")
-    wanted = next(t for i in range(99) if answer(t := task(found, i)) not in {0, 1})
+    wanted = next(t for i in range(99) if answer(t := task(found, i)) not in {0, 1, 8})
     verdict, _, _ = await judge(found, wanted, text)
     assert (verdict.score, verdict.kind) == (0.0, "wrong_answer")
 
@@ -359,9 +374,9 @@ async def test_without_a_jail_there_is_no_verdict() -> None:
 
 
 async def test_a_check_finds_nothing_wrong_with_a_domain_that_judges_right() -> None:
-    report = await check_domain(get_domain("arithmetic"), level=0, tasks=3)
+    report = await check_domain(get_domain("arithmetic"), level=0, tasks=6)
     assert report.problems == []
-    assert report.oracle == 3
+    assert report.oracle == 6
 
 
 class Gullible(Arithmetic):
@@ -382,6 +397,6 @@ class Blind(Arithmetic):
 async def test_a_check_finds_a_hole_and_a_wrong_oracle() -> None:
     gullible = await check_domain(Gullible(), level=0, tasks=2)
     assert "the answer 'exit at once' succeeds on every task" in gullible.problems
-    blind = await check_domain(Blind(), level=0, tasks=2)
+    blind = await check_domain(Blind(), level=0, tasks=6)
     assert blind.oracle == 0
     assert all("the oracle fails" in problem for problem in blind.problems)

@@ -15,9 +15,12 @@ import os, sys
 question, _, answer = sys.stdin.buffer.read().partition(b"\\n")
 operation, *numbers = question.split()
 wanted = {{b"sum": sum, b"largest": max}}[operation](map(int, numbers))
-os.write({VERDICT_FD}, b"1" if answer.strip() == b"%d" % wanted else b"0")
+words = bytes(c if c in b"-0123456789" else 32 for c in answer).split()
+last = [word.rstrip(b"-") for word in words if word.rstrip(b"-")][-1:] or [b""]
+os.write({VERDICT_FD}, b"1" if last[0] == b"%d" % wanted else b"0")
 """
-"""Works the answer out itself; the answer is compared as text and never evaluated."""
+"""Works the answer out itself; the last number of the model's is compared as text and never
+evaluated."""
 
 
 class Arithmetic:
@@ -37,24 +40,20 @@ class Arithmetic:
             index=index,
         )
         if operation == "sum":
-            example = ("2 + 6", "8")
-            asked = " + ".join(map(str, numbers))
+            asked = f"What is {numbers[0]} + {numbers[1]}?"
         else:
-            example = ("Largest of 4, 8, 3?", "8")
-            asked = f"Largest of {', '.join(map(str, numbers))}?"
+            asked = "Which number is the largest: {}, {} and {}?".format(*numbers)
         return Task(
             domain=self.id,
             level=level,
             split=split,
             index=index,
             messages=[
-                Message(role="system", content="Answer with a number."),
-                Message(role="user", content=example[0]),
-                Message(role="assistant", content=example[1]),
+                Message(role="system", content="Answer the question briefly."),
                 Message(role="user", content=asked),
             ],
             data={"operation": operation, "numbers": numbers},
-            max_new_tokens=8,
+            max_new_tokens=24,
         )
 
     def oracle(self, task: Task) -> str:
