@@ -9,11 +9,8 @@ benchmarks/results/actor_throughput.jsonl.
 
 import argparse
 import asyncio
-import json
 import os
-import platform
 import statistics
-import subprocess
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -23,9 +20,9 @@ import torch
 from safetensors.torch import load_file
 
 from headrace.actor.engine import Engine
+from headrace.benchrows import store
 from headrace.broker.host_weights import HostWeights
 
-RESULTS = Path(__file__).parent / "results" / "actor_throughput.jsonl"
 KV_CACHE_BYTES = 256 << 20
 MAX_MODEL_LEN = 512
 
@@ -168,21 +165,7 @@ def main() -> None:
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
-    load = os.getloadavg()[0]
-    command = ["git", "describe", "--always", "--dirty"]
-    commit = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-    row = {
-        "benchmark": "actor_throughput",
-        "commit": commit,
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "time": int(time.time()),
-        "model": arguments.model.name,
-        **asyncio.run(measure(arguments)),
-        "load_average": [round(load, 1), round(os.getloadavg()[0], 1)],
-    }
-    with RESULTS.open("a") as file:
-        file.write(json.dumps(row) + "\n")
-    print(json.dumps(row, indent=1))
+    store(__file__, {"model": arguments.model.name, **asyncio.run(measure(arguments))})
 
 
 if __name__ == "__main__":

@@ -10,20 +10,17 @@ log-probabilities mean nothing, their lengths are those of short tasks.
 """
 
 import argparse
-import json
-import platform
-import subprocess
 import time
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from headrace.benchrows import store
 from headrace.broker.records import ROLE_PROMPT, ROLE_SAMPLED, Array, Span, Trajectory, Verdict
 from headrace.config import Learner
 from headrace.learner.trainer import Trainer, TrainGroup
 
-RESULTS = Path(__file__).parent / "results" / "trainer_step.jsonl"
 PROMPT = (60, 151)
 COMPLETION = (8, 61)
 TEMPERATURE = 0.6
@@ -114,20 +111,6 @@ def measure(args: argparse.Namespace, budget: int, share: bool) -> dict[str, obj
     }
 
 
-def machine() -> dict[str, object]:
-    """What the row was measured on."""
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
-    commit = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-    info = Path("/proc/cpuinfo")
-    names = [x for x in info.read_text().splitlines() if "model name" in x] if info.exists() else []
-    return {
-        "commit": commit,
-        "cpu": names[0].partition(": ")[2] if names else platform.processor(),
-        "torch": torch.__version__,
-        "threads": 1,
-    }
-
-
 def parse() -> argparse.Namespace:
     """Arguments of the script."""
     parser = argparse.ArgumentParser(
@@ -145,15 +128,10 @@ def parse() -> argparse.Namespace:
 
 def main(args: argparse.Namespace) -> None:
     """Print and store one row a setting."""
-    RESULTS.parent.mkdir(exist_ok=True)
     for budget in args.budgets:
         for share in (True, False) if args.unshared else (True,):
-            row = machine() | {"model": args.model.name, "dtype": args.dtype}
-            row |= measure(args, budget, share)
-            line = json.dumps(row)
-            print(line, flush=True)
-            with RESULTS.open("a") as sink:
-                sink.write(line + "\n")
+            about = {"model": args.model.name, "dtype": args.dtype, "torch": torch.__version__}
+            store(__file__, about | {"threads": 1} | measure(args, budget, share))
 
 
 if __name__ == "__main__":

@@ -11,9 +11,6 @@ import argparse
 import asyncio
 import dataclasses
 import json
-import os
-import platform
-import subprocess
 import sys
 import tempfile
 import time
@@ -25,6 +22,7 @@ from safetensors.torch import load_file
 
 from headrace.actor.engine import Engine
 from headrace.actor.receiver import Received, WeightReceiver
+from headrace.benchrows import store
 from headrace.broker import leases
 from headrace.broker.connection import Connection, connected
 from headrace.broker.server import bundled_server
@@ -32,7 +30,6 @@ from headrace.broker.subjects import RunNames
 from headrace.config import Weights
 from headrace.learner.publisher import WeightPublisher
 
-RESULTS = Path(__file__).parent / "results" / "weight_transfer.jsonl"
 NAMES = RunNames("benchmark")
 
 
@@ -141,23 +138,9 @@ def main() -> None:
     if arguments.actor:
         asyncio.run(be_actor(arguments.actor, arguments.model))
         return
-    load = os.getloadavg()[0]
-    command = ["git", "describe", "--always", "--dirty"]
-    commit = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-    about = {
-        "benchmark": "weight_transfer",
-        "commit": commit,
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "time": int(time.time()),
-        "model": arguments.model.name,
-        "share": arguments.share,
-    }
-    rows = asyncio.run(measure(arguments))
-    about["load_average"] = [round(load, 1), round(os.getloadavg()[0], 1)]
-    with RESULTS.open("a") as file:
-        for row in rows:
-            file.write(json.dumps({**about, **row}) + "\n")
-            print(json.dumps(row))
+    about = {"model": arguments.model.name, "share": arguments.share}
+    for row in asyncio.run(measure(arguments)):
+        store(__file__, about | row)
 
 
 if __name__ == "__main__":
