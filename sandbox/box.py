@@ -70,6 +70,11 @@ class Sandbox:
         """The session's toolchain."""
         return self._plan.toolchain
 
+    @property
+    def limits(self) -> Limits:
+        """Limits of a run that brings none of its own."""
+        return self.spec.limits or self._plan.toolchain.limits
+
     async def __aenter__(self) -> Self:
         """Make the workspace.
 
@@ -131,7 +136,7 @@ class Sandbox:
         """
         async with self._lock:
             result, _ = await self._execute(
-                argv, stdin=stdin, env=env or {}, limits=limits or self.spec.limits, mode="run"
+                argv, stdin=stdin, env=env or {}, limits=limits or self.limits, mode="run"
             )
         return result
 
@@ -175,7 +180,7 @@ class Sandbox:
                     argv,
                     stdin=stdin,
                     env=env or {},
-                    limits=limits or spec.limits,
+                    limits=limits or scorer.limits,
                     mode="score",
                     candidate=self._name,
                 )
@@ -188,7 +193,7 @@ class Sandbox:
             SandboxError: the toolchain has no bash, or the jail did not start.
         """
         keeper = self._open()
-        limits = limits or self.spec.limits
+        limits = limits or self.limits
         name = keeper.name("s")
         argv = jail.arguments(
             self._plan,

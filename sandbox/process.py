@@ -32,6 +32,8 @@ _TARGETS = {
     "command": COMMAND_FD,
     "log": LOG_FD,
 }
+# What the interpreter and the keeper ignore, and a command must not inherit as ignored.
+_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ)
 
 _libc = ctypes.CDLL(None)
 
@@ -125,7 +127,7 @@ class Jail:
             for name, fd in high.items():
                 os.dup2(fd, _TARGETS[name])
             os.closerange(64, 1 << 16)
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
+            for number in _IGNORED:
                 signal.signal(number, signal.SIG_DFL)
             os.execve(argv[0], argv, {})
         finally:

@@ -82,16 +82,17 @@ def build(facts: Facts, *, isolation: str, queued_s: float) -> Result:
         status, detail = "sandbox_error", f"the run was {answer['reason']}"
     elif exit_code == 0:
         status = "ok"
+    elif exit_code is None and number is None and answer["memory_kills"] == 0:
+        # Before the limits: a workspace that an earlier run filled does not excuse the sandbox.
+        status, detail = "sandbox_error", _last_complaint(facts.parts["log"])
     elif limits_hit:
         status = limits_hit[0]
         if exit_code is None and number is None:
             number = signal.SIGKILL
     elif number is not None:
         status = "signal"
-    elif exit_code is not None:
-        status = "nonzero_exit"
     else:
-        status, detail = "sandbox_error", _last_complaint(facts.parts["log"])
+        status = "nonzero_exit"
     return Result(
         status=status,
         exit_code=exit_code,

@@ -77,8 +77,8 @@ class SandboxSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Bytes of the workspace, `/tmp` and `/dev/shm` together."""
     files: int = 4096
     """Files, folders and links in them."""
-    limits: Limits = Limits()
-    """Limits of a run that brings none of its own."""
+    limits: Limits | None = None
+    """Limits of a run that brings none of its own; the toolchain's by default."""
     seed: int = 0
     """`PYTHONHASHSEED` and `SEED` in the jail."""
 

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct, field
 
 from headrace.errors import SandboxError
-from headrace.sandbox.spec import Mount, Result
+from headrace.sandbox.spec import Limits, Mount, Result
 
 _BUILT_IN = Path(__file__).with_name("toolchains.toml")
 
@@ -34,6 +34,8 @@ class Toolchain(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Folders in which commands are looked up, in the jail."""
     env: dict[str, str] = field(default_factory=dict)
     """Fixed environment."""
+    limits: Limits = Limits()
+    """Limits of a run where neither the run nor its session brings any."""
     build: list[str] = field(default_factory=list)
     """Command that compiles `{sources}` into `{program}`; empty for interpreted languages."""
     run: list[str] = field(default_factory=list)

@@ -112,7 +112,7 @@ async def _run(args: argparse.Namespace) -> "Result":
     import msgspec
 
     from headrace.sandbox.box import Sandbox
-    from headrace.sandbox.spec import SandboxSpec
+    from headrace.sandbox.spec import Limits, SandboxSpec
 
     argv = args.argv[1:] if args.argv[:1] == ["--"] else args.argv
     if not argv:
@@ -124,18 +124,19 @@ async def _run(args: argparse.Namespace) -> "Result":
     tables = {
         "toolchain": args.toolchain,
         "toolchain_files": [] if args.toolchains is None else [str(args.toolchains)],
-        "limits": _scaled(args, _LIMITS),
         **_scaled(args, _SPACE),
     }
     try:
-        spec = msgspec.convert(tables, SandboxSpec)
+        sandbox = Sandbox(msgspec.convert(tables, SandboxSpec))
+        given = msgspec.to_builtins(sandbox.limits) | _scaled(args, _LIMITS)
+        limits = msgspec.convert(given, Limits)
     except msgspec.ValidationError as error:
         raise ConfigError(f"headrace sandbox run: {error}") from error
-    async with Sandbox(spec) as box:
+    async with sandbox as box:
         if args.tree is not None:
             await box.copy_in(args.tree)
         stdin = b"" if args.input is None else args.input.read_bytes()
-        return await box.run(argv, stdin=stdin)
+        return await box.run(argv, stdin=stdin, limits=limits)
 
 
 def _scaled(

@@ -35,8 +35,7 @@ ENDINGS = {"python": "py", "bash": "sh", "c": "c", "cpp": "cpp", "node": "js"}
 @pytest.mark.parametrize(("language", "kind"), PROGRAMS)
 async def test_program(language, kind):
     code, diagnosis, stdout = PROGRAMS[language, kind]
-    limits = Limits(memory=1 << 30, wall_s=30)
-    async with Sandbox(SandboxSpec(toolchain=language, limits=limits)) as box:
+    async with Sandbox(SandboxSpec(toolchain=language)) as box:
         source = f"main.{ENDINGS[language]}"
         await box.write(source, code.encode())
         program = source
@@ -55,12 +54,15 @@ async def test_a_users_toolchain_is_data(tmp_path):
     file.write_text(
         '[shout]\nmounts = ["/usr/bin", "/usr/lib", "/usr/lib64?"]\npath = ["/usr/bin"]\n'
         'links = { "/lib" = "/usr/lib", "/lib64" = "/usr/lib64" }\nenv = { SAY = "mine" }\n'
-        'run = ["tr", "a-z", "A-Z"]\n'
+        'run = ["tr", "a-z", "A-Z"]\nlimits = { wall_s = 0.3 }\n'
     )
     spec = SandboxSpec(toolchain="shout", toolchain_files=(str(file),))
     async with Sandbox(spec) as box:
         assert (await box.run(box.toolchain.run_command(""), stdin=b"loud")).stdout == b"LOUD"
         assert b"SAY=mine\n" in (await box.run(["env"])).stdout
+        assert (await box.run(["sleep", "20"])).status == "timeout"
+        long = await box.run(["sleep", "0.5"], limits=Limits(wall_s=5))
+    assert long.status == "ok"
 
 
 async def test_declared_packages_are_importable_and_others_are_not(tmp_path):
