@@ -91,6 +91,7 @@ class Jail:
         self._answers: list[tuple[dict[str, Any], list[int]]] = []
         self._pending: str | None = None
         self._before = Counters(0, 0.0, 0, 0)
+        self._final: Counters | None = None
         self._interactive: bool = message["interactive"]
         self.started = time.monotonic()
         limits = {"stdout": message["output"], "stderr": message["output"], "log": _LOG_BYTES}
@@ -255,7 +256,8 @@ class Jail:
         self.deadline = _FOREVER
         if any(stream.open for stream in self.streams.values()):
             return
-        counters = self._counters()
+        # Once: a group that is only half removed can no longer be read.
+        counters = self._final = self._final or self._counters()
         if self._group is not None and not self._group.remove():
             self._group.kill()
             self.deadline = time.monotonic() + 0.001
