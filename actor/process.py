@@ -60,7 +60,8 @@ async def run_actor(config: Config, ident: str, *, adopt: bool) -> None:
         config = await _agree(config, state, patience, adopt=adopt)
         with tempfile.TemporaryDirectory(prefix="headrace-actor-") as folder:
             await state.fetch_model_files(Path(folder))
-            await _serve(config, ident, connection, names, log, state, Path(folder))
+            await ActorProcess(config, ident, connection, names, log, state).serve(Path(folder))
+    logger.info("the run is finished")
 
 
 async def _agree(config: Config, state: RunState, patience: float, *, adopt: bool) -> Config:
@@ -85,26 +86,93 @@ async def _agree(config: Config, state: RunState, patience: float, *, adopt: boo
     return config
 
 
-async def _serve(
-    config: Config,
-    ident: str,
-    connection: Connection,
-    names: RunNames,
-    log: RunLog,
-    state: RunState,
-    folder: Path,
-) -> None:
-    started = time.time()
-    status = "starting"
-    receiver: WeightReceiver | None = None
-    worker: RolloutWorker | None = None
+class ActorProcess:
+    """An actor that has agreed with its run. It starts nothing before `serve`."""
 
-    updates = {"updates": 0.0, "pulls": 0.0, "pause_s": 0.0}
+    def __init__(
+        self,
+        config: Config,
+        ident: str,
+        connection: Connection,
+        names: RunNames,
+        log: RunLog,
+        state: RunState,
+    ) -> None:
+        self._config = config
+        self._ident = ident
+        self._connection = connection
+        self._names = names
+        self._log = log
+        self._state = state
+        self._started = time.time()
+        self._status = "starting"
+        self._receiver: WeightReceiver | None = None
+        self._worker: RolloutWorker | None = None
+        self._updates = {"updates": 0.0, "pulls": 0.0, "pause_s": 0.0}
 
-    def applied(received: Received) -> None:
-        updates["updates"] += 1
-        updates["pulls"] += received.way != "broadcast"
-        updates["pause_s"] += received.pause_s
+    async def serve(self, model: Path) -> None:
+        """Sample until the run is finished.
+
+        Args:
+            model: folder with the run's model configuration and tokenizer.
+
+        Raises:
+            HeadraceError: engine, weights, broker or the run's tasks make it impossible to go on.
+        """
+        async with leased(self._connection, self._names, "actor", self._ident, self._lease):
+            from transformers import AutoTokenizer  # seconds to import; the lease is held meanwhile
+
+            logger.info("starting the engine")
+            actors = self._config.actors
+            engine = await Engine.start(
+                model,
+                dtype=self._config.model.dtype,
+                max_model_len=actors.max_model_len,
+                kv_cache_bytes=actors.kv_cache_bytes,
+                threads=actors.threads,
+                max_num_seqs=actors.samples_in_flight,
+            )
+            try:
+                chat = ChatFormat(AutoTokenizer.from_pretrained(model))
+                await self._sample(engine, chat)
+            finally:
+                self._status = "stopping"
+                await engine.close()
+
+    async def _sample(self, engine: Engine, chat: ChatFormat) -> None:
+        config = self._config
+        async with WeightReceiver(
+            self._connection,
+            self._names,
+            engine,
+            ident=self._ident,
+            round_s=config.weights.round_s,
+            on_applied=self._count_update,
+        ) as receiver:
+            self._receiver = receiver
+            self._status = "waiting for weights"
+            logger.info("waiting for weights")
+            await receiver.wait_for(0, deadline_s=config.learner.idle_s)
+            self._worker = RolloutWorker(
+                config,
+                self._connection,
+                self._names,
+                self._log,
+                engine,
+                chat,
+                receiver,
+                actor=self._ident,
+                sample_limit=sample_limit(config.actors.max_model_len),
+                clock=SystemClock(),
+            )
+            self._status = "sampling"
+            logger.info("sampling at version %d", receiver.version)
+            await race(self._worker.run(), receiver.failed(), _until_finished(self._state))
+
+    def _count_update(self, received: Received) -> None:
+        self._updates["updates"] += 1
+        self._updates["pulls"] += received.way != "broadcast"
+        self._updates["pause_s"] += received.pause_s
         logger.info(
             "weights %d by %s: %.2f s, generation paused %.0f ms",
             received.version,
@@ -114,64 +182,20 @@ async def _serve(
             extra={"version": received.version},
         )
 
-    def current_lease() -> Lease:
+    def _lease(self) -> Lease:
+        receiver, worker = self._receiver, self._worker
         return lease(
             "actor",
-            ident,
-            started=started,
-            status="unhealthy" if worker is not None and worker.unhealthy else status,
-            detail=worker.unhealthy if worker is not None else "",
-            version=receiver.version if receiver is not None else -1,
-            lineage=receiver.lineage if receiver is not None else -1,
-            pools=config.actors.pools,
-            held=worker.held if worker is not None else [],
-            counters=updates | (worker.counters if worker is not None else {}),
+            self._ident,
+            started=self._started,
+            status="unhealthy" if worker and worker.unhealthy else self._status,
+            detail=worker.unhealthy if worker else "",
+            version=receiver.version if receiver else -1,
+            lineage=receiver.lineage if receiver else -1,
+            pools=self._config.actors.pools,
+            held=worker.held if worker else [],
+            counters=self._updates | (worker.counters if worker else {}),
         )
-
-    async with leased(connection, names, "actor", ident, current_lease):
-        from transformers import AutoTokenizer  # seconds to import; the lease is held meanwhile
-
-        logger.info("starting the engine")
-        engine = await Engine.start(
-            folder,
-            dtype=config.model.dtype,
-            max_model_len=config.actors.max_model_len,
-            kv_cache_bytes=config.actors.kv_cache_bytes,
-            threads=config.actors.threads,
-            max_num_seqs=config.actors.samples_in_flight,
-        )
-        try:
-            receiver = WeightReceiver(
-                connection,
-                names,
-                engine,
-                ident=ident,
-                round_s=config.weights.round_s,
-                on_applied=applied,
-            )
-            async with receiver:
-                status = "waiting for weights"
-                logger.info("waiting for weights")
-                await receiver.wait_for(0, deadline_s=config.learner.idle_s)
-                worker = RolloutWorker(
-                    config,
-                    connection,
-                    names,
-                    log,
-                    engine,
-                    ChatFormat(AutoTokenizer.from_pretrained(folder)),
-                    receiver,
-                    actor=ident,
-                    sample_limit=sample_limit(config.actors.max_model_len),
-                    clock=SystemClock(),
-                )
-                status = "sampling"
-                logger.info("sampling at version %d", receiver.version)
-                await race(worker.run(), receiver.failed(), _until_finished(state))
-        finally:
-            status = "stopping"
-            await engine.close()
-    logger.info("the run is finished")
 
 
 async def _until_finished(state: RunState) -> None:

@@ -4,13 +4,13 @@ The snapshot carries the open groups with their samples, so its read position is
 before it is needed again, and the log may be purged up to it.
 """
 
-import os
 import shutil
 from pathlib import Path
 
 import msgspec
 
 from headrace.errors import CheckpointError
+from headrace.learner import checkpoint_files as files
 from headrace.learner.machine import Snapshot
 from headrace.learner.trainer import Trainer
 
@@ -23,7 +23,6 @@ class LearnerState(msgspec.Struct, frozen=True, kw_only=True):
     identity: str
     """Of the log that `snapshot.position` refers to."""
     lineage: int
-    config_hash: str
     snapshot: Snapshot
     totals: dict[str, float]
     """Running totals that the summary needs: tokens, seconds by activity."""
@@ -64,10 +63,8 @@ def save(run_dir: Path, trainer: Trainer, state: bytes, *, keep: int) -> Path:
         if aside.exists():
             shutil.rmtree(aside)
         trainer.save(aside)
-        with (aside / STATE_FILE).open("wb") as sink:
-            sink.write(state)
-            sink.flush()
-            os.fsync(sink.fileno())
+        (aside / STATE_FILE).write_bytes(state)
+        files.flush(aside / STATE_FILE)
         if folder.exists():
             # the same version at a later read position; the weights are the same
             old = folder.with_name(f".{folder.name}.old")
@@ -76,7 +73,7 @@ def save(run_dir: Path, trainer: Trainer, state: bytes, *, keep: int) -> Path:
             shutil.rmtree(old)
         else:
             aside.replace(folder)
-        _sync_folder(folder.parent)
+        files.flush(folder.parent)
         for stale in existing(run_dir)[:-keep]:
             shutil.rmtree(stale)
     except (OSError, CheckpointError) as error:
@@ -99,11 +96,3 @@ def read(folder: Path) -> LearnerState:
         return msgspec.msgpack.decode(path.read_bytes(), type=LearnerState)
     except (OSError, msgspec.MsgspecError) as error:
         raise CheckpointError(f"{path} is not a checkpoint of a learner: {error}") from error
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

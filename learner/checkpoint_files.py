@@ -85,7 +85,7 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
     for name, data in files.items():
         try:
             (folder / name).write_bytes(data)
-            _flush(folder / name)
+            flush(folder / name)
         except OSError as error:
             raise CheckpointError(f"{folder / name}: cannot be written: {error}") from error
 
@@ -98,7 +98,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
     """
     try:
         save_file({name: t.contiguous() for name, t in tensors.items()}, path, {"format": "pt"})
-        _flush(path)
+        flush(path)
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path}: cannot be written: {error}") from error
 
@@ -153,7 +153,8 @@ def read_state(folder: Path) -> TrainerState:
         raise CheckpointError(f"{path}: not a trainer's state: {error}") from error
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
+    """Make what was written to a file or folder durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -64,7 +64,6 @@ class LearnerProcess:
         *,
         ident: str,
         lineage: int,
-        config_hash: str,
         log: RunLog,
         state: RunState,
         machine: Machine,
@@ -81,7 +80,6 @@ class LearnerProcess:
         self._names = names
         self._ident = ident
         self._lineage = lineage
-        self._config_hash = config_hash
         self._log = log
         self._state = state
         self._machine = machine
@@ -304,7 +302,6 @@ class LearnerProcess:
             LearnerState(
                 identity=self._log.identity,
                 lineage=self._lineage,
-                config_hash=self._config_hash,
                 snapshot=self._machine.state,
                 totals=self._report.totals(),
                 staleness=self._report.staleness,

@@ -9,6 +9,7 @@ import logging
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.broker import leases
@@ -23,6 +24,7 @@ from headrace.config import Config, fingerprint, from_json, to_json
 from headrace.errors import LogError
 from headrace.learner import checkpoint as checkpoints
 from headrace.learner.archive import Archive
+from headrace.learner.checkpoint import LearnerState
 from headrace.learner.curriculum import Curriculum
 from headrace.learner.issuer import Issuer
 from headrace.learner.machine import Machine
@@ -65,12 +67,23 @@ def run_record(config: Config) -> RunConfig:
     )
 
 
-@asynccontextmanager
-async def _attached(
-    config: Config, connection: Connection, names: RunNames
-) -> AsyncIterator[LearnerProcess]:
-    run_dir, clock = Path(config.run.dir), SystemClock()
-    curriculum = Curriculum(config)
+@dataclass(frozen=True)
+class _Run:
+    """What stands on the broker once the learner has entered its run."""
+
+    lineage: int
+    log: RunLog
+    state: RunState
+    model: Path
+    """Folder of the base model."""
+
+
+async def _enter(config: Config, connection: Connection, names: RunNames, pools: list[str]) -> _Run:
+    """Become the run's newest learner, and put there what actors need to start.
+
+    Raises:
+        RunMismatchError: the run on the broker has another configuration.
+    """
     state = RunState(connection, names)
     await state.create()
     stored = await state.get("config")
@@ -80,62 +93,84 @@ async def _attached(
         )
     lineage = await state.raise_lineage()
     await leases.create(connection, names)
-    await TaskQueue(connection, names).create(
-        curriculum.pools, ack_wait_s=config.attempts.ack_wait_s
-    )
+    queue = TaskQueue(connection, names)
+    await queue.create(pools, ack_wait_s=config.attempts.ack_wait_s)
     log = await RunLog.create(connection, names, max_bytes=config.broker.log_bytes)
     model = await asyncio.to_thread(ensure_model, Path(config.model.path), config.model.recipe)
     await state.put_model_files(model)
     await state.put("config", to_json(config))
+    return _Run(lineage, log, state, model)
 
-    first = run_record(config)
+
+def _saved(run_dir: Path, log: RunLog) -> tuple[Path, LearnerState] | None:
+    """Newest checkpoint of the run.
+
+    Raises:
+        LogError: it continues another log than the broker's.
+    """
     existing = checkpoints.existing(run_dir)
-    # once there is a checkpoint the record may be purged
-    if not existing and await log.last(names.config) is None:
-        await log.append(first, after=0, message_id="config-0")
-    saved = checkpoints.read(existing[-1]) if existing else None
-    if saved is not None and saved.identity != log.identity:
+    if not existing:
+        return None
+    saved = checkpoints.read(existing[-1])
+    if saved.identity != log.identity:
         raise LogError(
-            f"{existing[-1]} continues log {saved.identity[:8]}, but the broker's run "
-            f"{names.run!r} is log {log.identity[:8]}; fork a new run from the checkpoint"
+            f"{existing[-1]} continues log {saved.identity[:8]}, but the broker holds log "
+            f"{log.identity[:8]} of this run; fork a new run: model.path={existing[-1]} and "
+            "another run.dir"
         )
-    thread = ThreadPoolExecutor(1, thread_name_prefix="trainer")
-    source = existing[-1] if existing else model
-    logger.info("loading %s", source)
+    return existing[-1], saved
+
+
+@asynccontextmanager
+async def _attached(
+    config: Config, connection: Connection, names: RunNames
+) -> AsyncIterator[LearnerProcess]:
+    run_dir = Path(config.run.dir)
+    curriculum = Curriculum(config)
+    run = await _enter(config, connection, names, curriculum.pools)
+    saved = _saved(run_dir, run.log)
+    first = run_record(config)
+    # once there is a checkpoint the record may be purged
+    if saved is None and await run.log.last(names.config) is None:
+        await run.log.append(first, after=0, message_id="config-0")
 
     def load() -> Trainer:
-        make = Trainer.restore if existing else Trainer.load
-        return make(
-            source,
-            config.learner,
-            temperature=config.sampling.temperature,
-            dtype=config.model.dtype,
-        )
+        folder, make = (saved[0], Trainer.restore) if saved else (run.model, Trainer.load)
+        logger.info("loading %s", folder)
+        temperature, dtype = config.sampling.temperature, config.model.dtype
+        return make(folder, config.learner, temperature=temperature, dtype=dtype)
 
+    thread = ThreadPoolExecutor(1, thread_name_prefix="trainer")
     trainer = await asyncio.get_running_loop().run_in_executor(thread, load)
-    machine = Machine(first, saved.snapshot if saved else None)
+    state = saved[1] if saved else None
+    machine = Machine(first, state.snapshot if state else None)
     report = Report(
         run_dir,
         names.run,
         machine,
-        totals=saved.totals if saved else None,
-        staleness=saved.staleness if saved else None,
+        totals=state.totals if state else None,
+        staleness=state.staleness if state else None,
     )
-    publisher = WeightPublisher(connection, names, config.weights, lineage=lineage)
-    ident = new_ident()
+    publisher = WeightPublisher(connection, names, config.weights, lineage=run.lineage)
     process = LearnerProcess(
         config,
         connection,
         names,
-        ident=ident,
-        lineage=lineage,
-        config_hash=fingerprint(config),
-        log=log,
-        state=state,
+        ident=new_ident(),
+        lineage=run.lineage,
+        log=run.log,
+        state=run.state,
         machine=machine,
-        archive=Archive(run_dir / "archive", log.identity),
+        archive=Archive(run_dir / "archive", run.log.identity),
         issuer=Issuer(
-            connection, names, log, machine, curriculum, config, lineage=lineage, clock=clock
+            connection,
+            names,
+            run.log,
+            machine,
+            curriculum,
+            config,
+            lineage=run.lineage,
+            clock=SystemClock(),
         ),
         trainer=trainer,
         publisher=publisher,
