@@ -2,7 +2,8 @@
 
 The vocabulary is the outer loop and the rows the inner one, so that a stretch of the weight is
 read and its gradient finished once. The backward pass recomputes each tile of logits and turns it
-into its gradient in place. Never more than one `ROWS x VOCABULARY` tile of logits exists.
+into its gradient in place. Never more than one `ROWS x VOCABULARY` tile of logits exists, and one
+stretch of bfloat16 gradients for at most `ROWS_AT_ONCE` rows.
 
 With z the scaled logits, p the softmax, H the entropy, and g the incoming gradients:
     H = log s - a / s          with s = sum e^(z-m), a = sum (z-m) e^(z-m), m = max z
@@ -19,6 +20,7 @@ import torch
 from torch.autograd.function import once_differentiable
 
 ROWS = 1024
+ROWS_AT_ONCE = 16384
 VOCABULARY = 2048
 # A logit of minus infinity has probability zero; a finite stand-in keeps 0 * inf out of sums.
 LOWEST = -1e30
@@ -89,12 +91,13 @@ class TorchLogProb(torch.autograd.Function):
             torch.empty_like(weight, memory_format=torch.contiguous_format) if need_weight else None
         )
         db = torch.zeros(weight.shape[0], dtype=compute) if need_bias else None
-        # One tile of rows finishes its part of the weight's gradient in one product, which rounds
-        # once; twice as fast as the product with a float32 result.
-        one_tile = 0 < rows <= ROWS and hidden.dtype == torch.bfloat16
+        # Over all rows at once, a bfloat16 product rounds each sum once, as it must be in the end,
+        # and is twice as fast as one with a float32 result.
+        at_once = 0 < rows <= ROWS_AT_ONCE and hidden.dtype == torch.bfloat16
+        stored = hidden.new_empty(rows if at_once else 0, VOCABULARY)
         with _products(hidden.dtype):
             for v0, v1, part, shift in _stretches(weight, bias, compute):
-                dpart = torch.zeros_like(part) if need_weight and not one_tile else None
+                dpart = torch.zeros_like(part) if need_weight and not at_once else None
                 for r0 in range(0, rows, ROWS):
                     r = slice(r0, r0 + ROWS)
                     z = _logits(wide[r], part, shift, ctx.temperature).sub_(lse[r][:, None])
@@ -107,12 +110,12 @@ class TorchLogProb(torch.autograd.Function):
                         dh[r].addmm_(dz, part)
                     if dpart is not None:
                         dpart.addmm_(dz.T, wide[r])
-                    if dw is not None and one_tile:
-                        dw[v0:v1] = dz.to(dw.dtype).T @ hidden
+                    if at_once:
+                        stored[r, : v1 - v0] = dz
                     if db is not None:
                         db[v0:v1] += dz.sum(dim=0)
-                if dw is not None and dpart is not None:
-                    dw[v0:v1] = dpart
+                if dw is not None:
+                    dw[v0:v1] = stored[:, : v1 - v0].T @ hidden if dpart is None else dpart
         return (
             None if dh is None else dh.to(hidden.dtype),
             dw,
