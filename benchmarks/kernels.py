@@ -12,7 +12,6 @@ import itertools
 import json
 import math
 import os
-import platform
 import subprocess
 import sys
 import time
@@ -22,11 +21,11 @@ from typing import Any
 
 import torch
 
+from headrace.benchrows import store
 from headrace.kernels import linear_logprob, packed_attention
 from headrace.kernels.attention.costs import Segment, Shape, attention_limit, cost
 from headrace.kernels.attention.launch import TABLE
 
-RESULTS = Path(__file__).parent / "results" / "kernels.jsonl"
 HEADS, KEY_HEADS, HEAD_DIM, WIDTH = 9, 3, 64, 576
 MIXED = [1200, 900, 700, 500, 400, 250, 100, 46]
 # Two groups of eight short completions after a shared prompt of 100 tokens.
@@ -310,39 +309,15 @@ def main(argv: list[str] | None = None) -> int:
     if options.case:
         print(json.dumps(child(options)))
         return 0
-    about = {
-        "commit": _commit(),
-        "machine": f"{platform.machine()}, {_processor()}, {os.cpu_count()} CPUs",
-        "torch": torch.__version__,
-    }
     if "paper" in options.only:
         for row in paper():
-            _store(row | {"measured": False, "commit": about["commit"]})
+            store(__file__, row | {"measured": False})
     for case in measured_cases(options.only, options.rows):
         if case[1] not in (options.libraries or case) or case[2] not in options.dtypes:
             continue
-        _store(measure(case, options) | {"measured": True} | about)
+        row = measure(case, options)
+        store(__file__, row | {"measured": "not_run" not in row, "torch": torch.__version__})
     return 0
-
-
-def _store(row: Row) -> None:
-    line = json.dumps(row)
-    print(line, flush=True)
-    RESULTS.parent.mkdir(exist_ok=True)
-    with RESULTS.open("a") as file:
-        file.write(line + "\n")
-
-
-def _processor() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else "unknown"
-
-
-def _commit() -> str:
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
-    found = subprocess.run(command, check=False, capture_output=True, text=True)
-    return found.stdout.strip() or "unknown"
 
 
 if __name__ == "__main__":
