@@ -8,6 +8,7 @@ load is stored with each row. Rows go to standard output and to benchmarks/resul
 
 import argparse
 import asyncio
+import functools
 import json
 import os
 import platform
@@ -59,14 +60,19 @@ SOAK = (
 Row = dict[str, object]
 
 
+@functools.cache
+def commit() -> str:
+    """The code that runs; asked for at the start, because the tree may move on meanwhile."""
+    command = ["git", "-C", str(RESULTS.parent), "describe", "--always", "--dirty", "--abbrev=12"]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+
 def machine() -> Row:
     """Where and from what the figures are."""
-    command = ["git", "-C", str(RESULTS.parent), "describe", "--always", "--dirty", "--abbrev=12"]
-    commit = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     cpu = next((line.partition(": ")[2] for line in lines if line.startswith("model name")), "")
     return {
-        "commit": commit,
+        "commit": commit(),
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "cpu": cpu,
         "cpus": len(os.sched_getaffinity(0)),
@@ -332,6 +338,7 @@ async def run(args: argparse.Namespace) -> None:
         "snapshot": snapshots,
     }
     RESULTS.parent.mkdir(exist_ok=True)
+    commit()
     for name in parts if args.only is None else args.only:
         store(await parts[name](args.runs))
     if args.soak_minutes:

@@ -128,6 +128,12 @@ class Cgroups:
                     folder.mkdir(exist_ok=True)
                     if version == 2:
                         _enable(folder)
+                # Without this all jails together would weigh as much as one process of the host.
+                weight = len(os.sched_getaffinity(0))
+                if version == 2:
+                    _put(f"{folders['cpu']}/cpu.weight", str(min(10_000, 100 * weight)))
+                else:
+                    _put(f"{folders['cpu']}/cpu.shares", str(1024 * weight))
             except OSError as error:
                 reason = f"cgroup v{version}: {error}"
                 continue
