@@ -65,7 +65,8 @@ def tensors(
 
 def error(value: torch.Tensor, truth: torch.Tensor) -> float:
     """Relative error of a tensor."""
-    return float((value.double() - truth.double()).norm() / truth.double().norm().clamp(min=1.0))
+    value, truth = value.detach().double(), truth.detach().double()
+    return float((value - truth).norm() / truth.norm().clamp(min=1.0))
 
 
 def attention_results(

@@ -19,7 +19,8 @@ def device():
 
 
 def error(value, truth):
-    return float((value.double() - truth.double()).norm() / truth.double().norm().clamp(min=1.0))
+    value, truth = value.detach().double(), truth.detach().double()
+    return float((value - truth).norm() / truth.norm().clamp(min=1.0))
 
 
 def inputs(rows, query_heads, key_heads, head_dim, dtype):
