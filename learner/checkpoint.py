@@ -14,7 +14,7 @@ from headrace.learner import checkpoint_files as files
 from headrace.learner.machine import Snapshot
 from headrace.learner.trainer import Trainer
 
-STATE_FILE = "learner.msgpack"
+STATE_FILE = f"{files.RESUME}/learner.msgpack"
 
 
 class LearnerState(msgspec.Struct, frozen=True, kw_only=True):

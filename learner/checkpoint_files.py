@@ -1,10 +1,13 @@
 """The trainer's part of a checkpoint: safetensors and JSON, nothing that runs when it is read.
 
-    config.json, tokenizer files    copied from the base model
-    model.safetensors               the published weights: a plain Hugging Face folder
-    masters.safetensors             float32 masters
-    optimizer.safetensors           first and second moments, update counts
-    trainer.json                    version and hash of the published weights
+    config.json, tokenizer files     copied from the base model
+    model.safetensors                the published weights: a plain Hugging Face folder
+    resume/masters.safetensors       float32 masters
+    resume/optimizer.safetensors     first and second moments, update counts
+    resume/trainer.json              version and hash of the published weights
+
+What only a learner needs lies in a folder of its own: engines load every safetensors file they find
+beside the model's.
 
 Files are flushed to the disk. That a folder appears whole or not at all is up to the caller, who
 adds its own files, writes aside and renames.
@@ -26,9 +29,10 @@ from torch import Tensor
 from headrace.errors import CheckpointError
 
 MODEL = "model.safetensors"
-MASTERS = "masters.safetensors"
-OPTIMIZER = "optimizer.safetensors"
-TRAINER = "trainer.json"
+RESUME = "resume"
+MASTERS = f"{RESUME}/masters.safetensors"
+OPTIMIZER = f"{RESUME}/optimizer.safetensors"
+TRAINER = f"{RESUME}/trainer.json"
 
 
 class TrainerState(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -216,7 +216,7 @@ class Trainer:
             CheckpointError: a file cannot be written.
         """
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            (folder / files.RESUME).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise CheckpointError(f"{folder}: cannot be made: {error}") from error
         weights = self._named()

@@ -47,7 +47,7 @@ def test_after_a_kill_of_every_role_the_ledger_is_whole_and_the_weights_are_thos
 
         replay = run.call("replay", str(run.run_dir), timeout=240)
         assert replay.returncode == 0, replay.stderr
-        checkpoint = run.run_dir / "checkpoints" / f"step-{STEPS:06d}" / "trainer.json"
+        checkpoint = run.run_dir / "checkpoints" / f"step-{STEPS:06d}" / "resume" / "trainer.json"
         final = msgspec.json.decode(checkpoint.read_bytes())["weights_hash"]
         assert final == ledger[-1]["weights_hash"]
         assert final in replay.stdout

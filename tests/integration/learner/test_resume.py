@@ -22,7 +22,7 @@ STEPS = 16
 
 
 def final_hash(run: Commands, steps: int) -> str:
-    path = run.run_dir / "checkpoints" / f"step-{steps:06d}" / "trainer.json"
+    path = run.run_dir / "checkpoints" / f"step-{steps:06d}" / "resume" / "trainer.json"
     return str(msgspec.json.decode(path.read_bytes())["weights_hash"])
 
 

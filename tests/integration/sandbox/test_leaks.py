@@ -14,7 +14,7 @@ import pytest
 from headrace.errors import SandboxError
 from headrace.sandbox import client
 from headrace.sandbox.box import Sandbox
-from headrace.sandbox.spec import SandboxSpec
+from headrace.sandbox.spec import Limits, SandboxSpec
 
 pytestmark = pytest.mark.jail
 
@@ -116,6 +116,37 @@ async def test_a_killed_keeper_ends_its_jails_and_another_takes_over(leftovers_o
         assert (await box.run(["python3", "-S", "-c", "print(1)"])).stdout == b"1\n"
     assert client.shared().pid != keeper.pid
     assert leftovers_of.folders(keeper.pid) == []
+
+
+def children(parent: int) -> list[int]:
+    """Processes whose parent is this one."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            text = path.read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(text.rpartition(")")[2].split()[1]) == parent:
+            found.append(int(path.parent.name))
+    return found
+
+
+def first_processes() -> list[int]:
+    """The first process of every jail of this process."""
+    return [first for nsjail in children(client.shared().pid) for first in children(nsjail)]
+
+
+async def test_a_killed_jail_leaves_no_zombie_to_the_host():
+    async with Sandbox(SandboxSpec()) as box:
+        limits = Limits(wall_s=1.5)
+        task = asyncio.create_task(
+            box.run(["/sbin/init", "-c", "while :; do :; done"], limits=limits)
+        )
+        async with asyncio.timeout(20):
+            await asyncio.to_thread(until, lambda: bool(first_processes()) or task.done())
+        (first,) = first_processes()
+        assert (await task).status == "timeout"
+        assert not Path(f"/proc/{first}").exists()
 
 
 async def test_sessions_leave_no_descriptor():

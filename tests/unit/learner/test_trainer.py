@@ -1,3 +1,4 @@
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from transformers import AutoModelForCausalLM
 from headrace.broker.records import Array, encode
 from headrace.config import GRPO, DecoupledPPO, Learner, TruncatedIS
 from headrace.errors import CheckpointError, TrainingError
+from headrace.learner import checkpoint_files as files
 from headrace.learner.packing import pack, to_sample
 from headrace.learner.trainer import Trainer, TrainGroup
 
@@ -223,8 +225,7 @@ def test_a_base_folder_that_vanished_is_not_missed(make_model, tmp_path):
     first, second = tmp_path / "first", tmp_path / "second"
     trainer_of(make_model()).save(first)
     trainer = Trainer.restore(first, FAST, temperature=TEMPERATURE, dtype="bfloat16")
-    for path in first.iterdir():
-        path.unlink()
+    shutil.rmtree(first)
     trainer.save(second)
     Trainer.restore(second, FAST, temperature=TEMPERATURE, dtype="bfloat16")
 
@@ -233,7 +234,7 @@ def test_a_changed_byte_of_a_checkpoint_is_found(make_model, make_batch, tmp_pat
     trainer = trainer_of(make_model())
     trainer.train(make_batch(0))
     trainer.save(tmp_path)
-    path = tmp_path / "masters.safetensors"
+    path = tmp_path / files.MASTERS
     data = bytearray(path.read_bytes())
     data[-1] ^= 0x40
     path.write_bytes(data)
@@ -241,7 +242,7 @@ def test_a_changed_byte_of_a_checkpoint_is_found(make_model, make_batch, tmp_pat
         Trainer.restore(tmp_path, FAST, temperature=TEMPERATURE, dtype="bfloat16")
 
 
-@pytest.mark.parametrize("name", ["masters.safetensors", "optimizer.safetensors", "trainer.json"])
+@pytest.mark.parametrize("name", [files.MASTERS, files.OPTIMIZER, files.TRAINER])
 def test_a_cut_checkpoint_file_is_refused_by_name(make_model, make_batch, tmp_path, name):
     trainer = trainer_of(make_model())
     trainer.train(make_batch(0))
