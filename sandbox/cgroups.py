@@ -79,11 +79,15 @@ class Group:
             refused_processes=refused,
         )
 
-    def kill(self) -> None:
-        """Send SIGKILL to every process in the group."""
-        for pid in _get(f"{self._directories['pids']}/cgroup.procs").split():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(int(pid), signal.SIGKILL)
+    def kill(self, *, spare: int = 0) -> bool:
+        """Send SIGKILL to every process in the group but one; whether there was any."""
+        found = False
+        for pid in map(int, _get(f"{self._directories['pids']}/cgroup.procs").split()):
+            if pid != spare:
+                found = True
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        return found
 
     def remove(self) -> bool:
         """Remove the group; False while a process is in it."""

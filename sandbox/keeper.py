@@ -216,6 +216,8 @@ class Keeper:
 
     def _close(self) -> None:
         for jail in self._jails.values():
+            jail.kill("cancelled")
+        for jail in self._jails.values():
             jail.destroy()
         self._cgroups.close()
 

@@ -6,6 +6,7 @@ Standard library only.
 import ctypes
 import fcntl
 import os
+import select
 import signal
 import time
 from typing import Any
@@ -202,10 +203,12 @@ class Jail:
             return
         self._reason = reason
         self.deadline = time.monotonic() + _GRACE_S
+        self._wake = time.monotonic() + _NUDGE_S
         if self._group is not None:
-            # It may not have entered its group yet; whatever is in the group by the end dies too.
-            os.kill(self._pid, signal.SIGKILL)
-            self._group.kill()
+            # nsjail is left to reap the jail's first process, which would else be an orphan of the
+            # host. When it is alone it has not come so far; what it may start now dies at the end.
+            if not self._group.kill(spare=self._pid):
+                os.kill(self._pid, signal.SIGKILL)
         else:
             # nsjail answers by killing the jail's first process and reaping it.
             os.kill(self._pid, signal.SIGTERM)
@@ -230,7 +233,9 @@ class Jail:
         """Kill and reap at once, without a result."""
         if self._exit is None:
             self.kill("cancelled")
-            if self._group is None:
+            ended = select.poll()
+            ended.register(self._pidfd, select.POLLIN)
+            if not ended.poll(_GRACE_S * 1000):
                 os.kill(self._pid, signal.SIGKILL)
             os.wait4(self._pid, 0)
         deadline = time.monotonic() + _GRACE_S
