@@ -4,8 +4,8 @@ A shard holds contiguous records and appears whole, by rename. Together with the
 complete history: what was purged from the broker is here.
 """
 
+import asyncio
 import os
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +14,7 @@ import zstandard
 
 from headrace.broker.runlog import Entry
 from headrace.errors import LogError
+from headrace.files import flush
 
 _SHARD_BYTES = 32 << 20
 
@@ -44,7 +45,7 @@ class Archive:
         folder.mkdir(parents=True, exist_ok=True)
         self._pending: list[_Stored] = []
         self._pending_bytes = 0
-        self._writing = threading.Lock()
+        self._writing = asyncio.Lock()
         self.last = 0
         """Sequence of the last record that is durable here."""
         for path in shards(folder):
@@ -70,16 +71,20 @@ class Archive:
         self._newest = entry.seq
         self._pending.append(_Stored(entry.seq, entry.subject, entry.data))
         self._pending_bytes += len(entry.data)
-        if self._pending_bytes >= _SHARD_BYTES:
-            self.flush()
 
-    def flush(self) -> None:
-        """Make all records durable. Records may be added meanwhile, from another thread."""
-        with self._writing:
-            pending, self._pending, self._pending_bytes = self._pending, [], 0
-            if pending:
-                self._write(pending)
-                self.last = pending[-1].seq
+    @property
+    def full(self) -> bool:
+        """Whether enough records wait for a shard of their own."""
+        return self._pending_bytes >= _SHARD_BYTES
+
+    async def flush(self) -> None:
+        """Make all records durable; those that are added meanwhile wait for the next flush."""
+        async with self._writing:
+            # cut here, in the thread that adds, so that no record can fall between two lists
+            records, self._pending, self._pending_bytes = self._pending, [], 0
+            if records:
+                await asyncio.to_thread(self._write, records)
+                self.last = records[-1].seq
 
     def _write(self, records: list[_Stored]) -> None:
         first, last = records[0].seq, records[-1].seq
@@ -92,6 +97,7 @@ class Archive:
             sink.flush()
             os.fsync(sink.fileno())
         aside.replace(path)
+        flush(self._folder)
 
 
 def shards(folder: Path) -> list[Path]:

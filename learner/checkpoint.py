@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from headrace.errors import CheckpointError
+from headrace.files import flush
 from headrace.learner import checkpoint_files as files
 from headrace.learner.machine import Snapshot
 from headrace.learner.trainer import Trainer
@@ -60,20 +61,17 @@ def save(run_dir: Path, trainer: Trainer, state: bytes, *, keep: int) -> Path:
     folder = folder_of(run_dir, trainer.version)
     aside = folder.with_name(f".{folder.name}.tmp")
     try:
-        if aside.exists():
-            shutil.rmtree(aside)
+        recover(run_dir)
         trainer.save(aside)
         (aside / STATE_FILE).write_bytes(state)
-        files.flush(aside / STATE_FILE)
+        for written in (aside / STATE_FILE, aside / files.RESUME, aside):
+            flush(written)
         if folder.exists():
             # the same version at a later read position; the weights are the same
-            old = folder.with_name(f".{folder.name}.old")
-            folder.replace(old)
-            aside.replace(folder)
-            shutil.rmtree(old)
-        else:
-            aside.replace(folder)
-        files.flush(folder.parent)
+            folder.replace(_set_aside(folder))
+        aside.replace(folder)
+        flush(folder.parent)
+        shutil.rmtree(_set_aside(folder), ignore_errors=True)
         for stale in existing(run_dir)[:-keep]:
             shutil.rmtree(stale)
     except (OSError, CheckpointError) as error:
@@ -83,6 +81,23 @@ def save(run_dir: Path, trainer: Trainer, state: bytes, *, keep: int) -> Path:
             "run continues from the checkpoint before"
         ) from error
     return folder
+
+
+def recover(run_dir: Path) -> None:
+    """Put right what a kill in the middle of `save` left: a folder is whole, or it goes."""
+    parent = run_dir / "checkpoints"
+    for old in parent.glob(".step-*.old"):
+        folder = parent / old.name[1 : -len(".old")]
+        if folder.exists():
+            shutil.rmtree(old)
+        else:
+            old.replace(folder)
+    for half in parent.glob(".step-*.tmp"):
+        shutil.rmtree(half)
+
+
+def _set_aside(folder: Path) -> Path:
+    return folder.with_name(f".{folder.name}.old")
 
 
 def read(folder: Path) -> LearnerState:

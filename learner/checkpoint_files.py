@@ -14,7 +14,6 @@ adds its own files, writes aside and renames.
 """
 
 import hashlib
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from headrace.errors import CheckpointError
+from headrace.files import flush
 
 MODEL = "model.safetensors"
 RESUME = "resume"
@@ -155,12 +155,3 @@ def read_state(folder: Path) -> TrainerState:
         return msgspec.json.decode(path.read_bytes(), type=TrainerState)
     except (OSError, msgspec.MsgspecError) as error:
         raise CheckpointError(f"{path}: not a trainer's state: {error}") from error
-
-
-def flush(path: Path) -> None:
-    """Make what was written to a file or folder durable."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -87,6 +87,7 @@ class Issuer:
         self._queue = TaskQueue(connection, names)
         self._sample = sample_limit(config.actors.max_model_len)
         self._requeued_at = float("-inf")
+        self._started = clock.time()
         self._deliveries = 0
 
     async def issue(self) -> int:
@@ -147,8 +148,10 @@ class Issuer:
 
     async def expire(self) -> None:
         """Decide the empty slots of groups past their deadline as failed."""
+        # what waited while no learner ran has its whole time again
+        earliest = self._started + self._config.attempts.slot_deadline_s
         for group in list(self._machine.state.open.values()):
-            if group.issued.deadline < self._clock.time():
+            if max(group.issued.deadline, earliest) < self._clock.time():
                 await self._fail(group)
 
     async def _put(self, issued: Issued) -> None:

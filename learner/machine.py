@@ -214,7 +214,11 @@ class Machine:
         kind = entry.subject.split(".")[3]
         where = f"{entry.subject} at {entry.seq}"
         if kind == "sample":
-            self._apply_sample(self._decode_sample(entry, where))
+            slot = entry.subject.split(".")[4:]
+            if len(slot) == 2 and all(part.isdecimal() for part in slot):
+                self._apply_sample(self._decode_sample(entry, where))
+            else:
+                self._count("corrupt")
         elif kind == "issued":
             self._apply_issued(decode(entry.data, Issued, where=where), entry.seq)
         elif kind == "step":
@@ -239,16 +243,8 @@ class Machine:
         except RecordError as error:
             self._count("corrupt")
             self.on_corrupt(Corrupt(group, index, entry, str(error)))
-            return Failed(
-                group=group,
-                index=index,
-                attempt=0,
-                actor="",
-                lineage=0,
-                side="environment",
-                kind="corrupt_record",
-                evidence=f"{error} (sha256 {hashlib.sha256(entry.data).hexdigest()[:16]})",
-            )
+            digest = hashlib.sha256(entry.data).hexdigest()
+            return _refused(group, index, f"{error} (sha256 {digest[:16]})")
         return sample
 
     def _apply_config(self, config: RunConfig) -> None:
@@ -283,6 +279,10 @@ class Machine:
             return
         if not 0 <= sample.index < group.issued.group_size:
             return
+        if isinstance(sample, Trajectory) and _sampled_before(sample, group.issued.version):
+            # the staleness bound rests on this: no actor may sample below its task's version
+            self._count("corrupt")
+            sample = _refused(sample.group, sample.index, "sampled by weights below the task's")
         group.samples[sample.index] = sample
         probe = group.issued.purpose == "probe"
         tallies = s.probes.setdefault(group.issued.version, {}) if probe else s.train
@@ -349,3 +349,20 @@ class Machine:
 
     def _count(self, name: str, amount: int = 1) -> None:
         self.state.totals[name] = self.state.totals.get(name, 0) + amount
+
+
+def _sampled_before(sample: Trajectory, version: int) -> bool:
+    return any(span.value < version for span in sample.versions)
+
+
+def _refused(group: int, index: int, evidence: str) -> Failed:
+    return Failed(
+        group=group,
+        index=index,
+        attempt=0,
+        actor="",
+        lineage=0,
+        side="environment",
+        kind="corrupt_record",
+        evidence=evidence,
+    )

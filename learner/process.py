@@ -45,7 +45,7 @@ from headrace.learner.machine import Batch, Corrupt, Machine
 from headrace.learner.publisher import WeightPublisher
 from headrace.learner.report import Report
 from headrace.learner.trainer import Trainer, TrainGroup
-from headrace.process import Signal, lease, leased, race
+from headrace.process import Signal, lease, race
 
 logger = logging.getLogger(__name__)
 
@@ -96,6 +96,8 @@ class LearnerProcess:
         self._ledger: dict[int, Step] = {}
         self._actors: list[Lease] = []
         self._newest_record = time.monotonic()
+        self._saved_at = 0
+        """Log position of the newest checkpoint."""
         self._started = time.time()
 
     def note_corrupt(self, corrupt: Corrupt) -> None:
@@ -108,12 +110,12 @@ class LearnerProcess:
         Raises:
             HeadraceError: the run cannot go on; everything durable stays.
         """
-        async with leased(self._connection, self._names, "learner", self._ident, self._lease):
-            folder = await race(self._train(), self._read(), self._issue(), self._watch())
-            assert folder is not None, "only the training loop ends"
-            return folder
+        folder = await race(self._train(), self._read(), self._issue(), self._watch())
+        assert folder is not None, "only the training loop ends"
+        return folder
 
-    def _lease(self) -> Lease:
+    def lease(self) -> Lease:
+        """What this process says about itself now."""
         return lease(
             "learner",
             self._ident,
@@ -138,6 +140,8 @@ class LearnerProcess:
                     corrupt.group, corrupt.index, corrupt.entry, corrupt.reason
                 )
             self._corrupt.clear()
+            if self._archive.full:
+                await self._archive.flush()
             if entries:
                 self._newest_record = time.monotonic()
                 self._changed.notify()
@@ -166,6 +170,7 @@ class LearnerProcess:
     async def _issue(self) -> None:
         await self._published.wait()
         while True:
+            await self._state.check_lineage(self._lineage)
             if seq := await self._issuer.issue():
                 await self._applied(seq)
             await self._issuer.requeue()
@@ -201,8 +206,9 @@ class LearnerProcess:
                     timesheet.switch("checkpoint")
                     await self._checkpoint()
         timesheet.switch("wait for probes")
+        began = time.monotonic()
         while self._probing():
-            self._check_progress()
+            self._check_progress(began)
             await self._changed.wait(1.0)
         timesheet.switch("checkpoint")
         await self._checkpoint()
@@ -216,6 +222,7 @@ class LearnerProcess:
         return folder
 
     async def _next_batch(self) -> Batch:
+        began = time.monotonic()
         while True:
             batch = self._machine.take_batch()
             if batch is not None:
@@ -225,15 +232,12 @@ class LearnerProcess:
                         f"at {self._trainer.version}"
                     )
                 return batch
-            self._check_progress()
+            self._check_progress(began)
             info = await self._log.info()
-            if info.bytes > info.max_bytes // 2 and await self._purgeable(info.first_seq):
-                await self._checkpoint()
+            if info.bytes > info.max_bytes // 2 and self._machine.state.position > self._saved_at:
+                # the newest checkpoint alone is kept, so that all records before it can go
+                await self._checkpoint(keep=1)
             await self._changed.wait(1.0)
-
-    async def _purgeable(self, first_seq: int) -> bool:
-        """Whether a checkpoint now would let the log shrink."""
-        return self._machine.state.position - first_seq > 1000
 
     async def _step(self, batch: Batch) -> None:
         recorded = self._ledger.pop(batch.version, None)
@@ -262,6 +266,7 @@ class LearnerProcess:
                     "are not deterministic on this machine",
                     batch.version, weights_hash[:16], recorded.weights_hash[:16],
                 )  # fmt: skip
+            self._report.step(batch.version, metrics, tokens, staleness, self._actors)
             return
         await self._state.check_lineage(self._lineage)
         step = Step(
@@ -296,7 +301,9 @@ class LearnerProcess:
         self._report.published = self._trainer.version
         self._published.set()
 
-    async def _checkpoint(self) -> None:
+    async def _checkpoint(self, *, keep: int | None = None) -> None:
+        await self._state.check_lineage(self._lineage)
+        position = self._machine.state.position
         # encoded before the first await: later records do not change it
         state = checkpoints.encode(
             LearnerState(
@@ -307,12 +314,12 @@ class LearnerProcess:
                 staleness=self._report.staleness,
             )
         )
-        await self._in_thread(self._archive.flush)
+        await self._archive.flush()
+        keep = keep or self._config.learner.keep_checkpoints
         await self._in_thread(
-            lambda: checkpoints.save(
-                self._run_dir, self._trainer, state, keep=self._config.learner.keep_checkpoints
-            )
+            lambda: checkpoints.save(self._run_dir, self._trainer, state, keep=keep)
         )
+        self._saved_at = position
         oldest = checkpoints.read(checkpoints.existing(self._run_dir)[0])
         await self._log.purge_to(min(oldest.snapshot.position, self._archive.last))
 
@@ -353,18 +360,25 @@ class LearnerProcess:
         names = ", ".join(f"{actor.id} ({actor.status})" for actor in self._actors)
         return f"samples of {self._machine.outstanding} open groups from {names}"
 
-    def _check_progress(self) -> None:
+    def _check_progress(self, waiting_since: float) -> None:
         limit = self._config.learner.max_filtered
         if self._machine.state.filtered_in_a_row > limit:
+            tallies = self._machine.state.train
             domains = ", ".join(
-                f"{domain} ({tally.successes} of {tally.samples} succeeded)"
-                for domain, tally in self._machine.state.train.items()
+                f"{domain} ({tally.successes} of {tally.samples} samples succeeded, "
+                f"{tally.environment_failures} failed in the environment)"
+                for domain, tally in tallies.items()
+            )
+            broken = any(t.environment_failures > t.samples for t in tallies.values())
+            remedy = (
+                "see the actors' logs and `headrace sandbox check`"
+                if broken
+                else "choose another level or temperature, or raise learner.max_filtered"
             )
             raise TrainingError(
-                f"more than {limit} groups in a row had no reward spread: {domains}; choose "
-                "another level or temperature, or raise learner.max_filtered"
+                f"more than {limit} groups in a row had no reward spread: {domains}; {remedy}"
             )
-        idle = time.monotonic() - self._newest_record
+        idle = time.monotonic() - max(self._newest_record, waiting_since)
         if idle > self._config.learner.idle_s:
             raise DeadlineError(
                 f"no record for {idle:.0f} s (learner.idle_s): waiting for {self._waiting_for()}"

@@ -4,9 +4,11 @@ import time
 from collections import deque
 from pathlib import Path
 
+import msgspec
+
 from headrace.broker.leases import Lease
 from headrace.learner.machine import Machine, Tally
-from headrace.monitor.metrics import MetricsWriter
+from headrace.monitor.metrics import METRICS_FILE, MetricsWriter
 from headrace.monitor.progress import (
     ActorView,
     Failures,
@@ -37,6 +39,7 @@ class Report:
         self._run_dir = run_dir
         self._run = run
         self._machine = machine
+        self._rows = _last_step(run_dir / METRICS_FILE)
         self._metrics = MetricsWriter(run_dir)
         totals = totals or {}
         self.trained_tokens = totals.get("trained_tokens", 0.0)
@@ -66,10 +69,13 @@ class Report:
         staleness: dict[int, int],
         actors: list[Lease],
     ) -> None:
-        """Record one optimizer step."""
+        """Record one optimizer step; its row is written once, however often it is computed."""
         self.trained_tokens += tokens
         for lag, count in staleness.items():
             self.staleness[lag] = self.staleness.get(lag, 0) + count
+        if version <= self._rows:
+            return
+        self._rows = version
         domains = {
             f"success/{domain}": tally.ema for domain, tally in self._machine.state.train.items()
         }
@@ -138,6 +144,19 @@ class Report:
     def close(self) -> None:
         """Close the files."""
         self._metrics.close()
+
+
+def _last_step(path: Path) -> int:
+    """Step of the last whole row; 0 without one."""
+    if not path.exists():
+        return 0
+    last = 0
+    for line in path.read_bytes().splitlines():
+        try:
+            last = max(last, int(msgspec.json.decode(line)["step"]))
+        except msgspec.DecodeError:
+            continue  # a row that was cut by a kill
+    return last
 
 
 def _rate(window: "deque[tuple[float, int]] | deque[tuple[float, float]]") -> float:

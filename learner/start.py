@@ -6,6 +6,7 @@ parts begin, and nothing is issued before checkpoint 0 and weights 0 exist.
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from headrace.broker import leases
 from headrace.broker.connection import Connection, connected
+from headrace.broker.leases import Lease
 from headrace.broker.records import RunConfig
 from headrace.broker.runlog import RunLog
 from headrace.broker.state import RunState
@@ -33,7 +35,7 @@ from headrace.learner.publisher import WeightPublisher
 from headrace.learner.report import Report
 from headrace.learner.trainer import Trainer
 from headrace.models import ensure_model
-from headrace.process import new_ident
+from headrace.process import lease, leased, new_ident
 from headrace.runfolder import refuse_difference
 
 logger = logging.getLogger(__name__)
@@ -45,13 +47,23 @@ async def run_learner(config: Config) -> None:
     Raises:
         HeadraceError: see the parts; everything durable stays.
     """
-    names = RunNames(config.run_name)
+    names, ident, started = RunNames(config.run_name), new_ident(), time.time()
     url, patience = config.broker.url, config.broker.connect_s
-    async with (
-        connected(url, name="learner", deadline_s=patience) as connection,
-        _attached(config, connection, names) as process,
-    ):
-        folder = await process.run()
+    running: list[LearnerProcess] = []
+
+    def current_lease() -> Lease:
+        if running:
+            return running[0].lease()
+        return lease("learner", ident, started=started, status="loading")
+
+    async with connected(url, name="learner", deadline_s=patience) as connection:
+        await leases.create(connection, names)
+        async with (
+            leased(connection, names, "learner", ident, current_lease),
+            _attached(config, connection, names, ident) as process,
+        ):
+            running.append(process)
+            folder = await process.run()
     logger.info("run %s is complete; checkpoint in %s", names.run, folder)
 
 
@@ -69,9 +81,8 @@ def run_record(config: Config) -> RunConfig:
 
 @dataclass(frozen=True)
 class _Run:
-    """What stands on the broker once the learner has entered its run."""
+    """What stands on the broker for a run, and its base model."""
 
-    lineage: int
     log: RunLog
     state: RunState
     model: Path
@@ -79,7 +90,7 @@ class _Run:
 
 
 async def _enter(config: Config, connection: Connection, names: RunNames, pools: list[str]) -> _Run:
-    """Become the run's newest learner, and put there what actors need to start.
+    """Put on the broker what actors need to start.
 
     Raises:
         RunMismatchError: the run on the broker has another configuration.
@@ -91,15 +102,13 @@ async def _enter(config: Config, connection: Connection, names: RunNames, pools:
         refuse_difference(
             from_json(stored, where="configuration on the broker"), config, f"run {names.run!r}"
         )
-    lineage = await state.raise_lineage()
-    await leases.create(connection, names)
     queue = TaskQueue(connection, names)
     await queue.create(pools, ack_wait_s=config.attempts.ack_wait_s)
     log = await RunLog.create(connection, names, max_bytes=config.broker.log_bytes)
     model = await asyncio.to_thread(ensure_model, Path(config.model.path), config.model.recipe)
     await state.put_model_files(model)
     await state.put("config", to_json(config))
-    return _Run(lineage, log, state, model)
+    return _Run(log, state, model)
 
 
 def _saved(run_dir: Path, log: RunLog) -> tuple[Path, LearnerState] | None:
@@ -123,11 +132,12 @@ def _saved(run_dir: Path, log: RunLog) -> tuple[Path, LearnerState] | None:
 
 @asynccontextmanager
 async def _attached(
-    config: Config, connection: Connection, names: RunNames
+    config: Config, connection: Connection, names: RunNames, ident: str
 ) -> AsyncIterator[LearnerProcess]:
     run_dir = Path(config.run.dir)
     curriculum = Curriculum(config)
     run = await _enter(config, connection, names, curriculum.pools)
+    checkpoints.recover(run_dir)
     saved = _saved(run_dir, run.log)
     first = run_record(config)
     # once there is a checkpoint the record may be purged
@@ -143,6 +153,10 @@ async def _attached(
     thread = ThreadPoolExecutor(1, thread_name_prefix="trainer")
     trainer = await asyncio.get_running_loop().run_in_executor(thread, load)
     state = saved[1] if saved else None
+    await run.log.check_position(state.snapshot.position if state else 0)
+    archive = Archive(run_dir / "archive", run.log.identity)
+    # last, so that a start that fails leaves a learner that runs alone
+    lineage = await run.state.raise_lineage()
     machine = Machine(first, state.snapshot if state else None)
     report = Report(
         run_dir,
@@ -151,17 +165,17 @@ async def _attached(
         totals=state.totals if state else None,
         staleness=state.staleness if state else None,
     )
-    publisher = WeightPublisher(connection, names, config.weights, lineage=run.lineage)
+    publisher = WeightPublisher(connection, names, config.weights, lineage=lineage)
     process = LearnerProcess(
         config,
         connection,
         names,
-        ident=new_ident(),
-        lineage=run.lineage,
+        ident=ident,
+        lineage=lineage,
         log=run.log,
         state=run.state,
         machine=machine,
-        archive=Archive(run_dir / "archive", run.log.identity),
+        archive=archive,
         issuer=Issuer(
             connection,
             names,
@@ -169,7 +183,7 @@ async def _attached(
             machine,
             curriculum,
             config,
-            lineage=run.lineage,
+            lineage=lineage,
             clock=SystemClock(),
         ),
         trainer=trainer,

@@ -191,6 +191,24 @@ def test_a_sample_that_precedes_its_group_decides_its_slot_when_the_group_is_iss
     assert batch.ordinals == [0]
 
 
+@pytest.mark.parametrize("slot", ["x.y", "1", "0.0.0", "-1.0"])
+def test_a_record_on_no_slot_of_any_group_is_passed_over(slot: str) -> None:
+    log = Log(run_config())
+    log.append(issued(0))
+    log.machine.apply(Entry(3, f"{NAMES.prefix}.log.sample.{slot}", encode(failed(0, 0))))
+    assert log.machine.state.open[0].samples == {}
+    assert log.machine.state.position == 3
+
+
+def test_a_sample_below_its_tasks_version_is_refused() -> None:
+    log = Log(run_config())
+    log.extend([issued(0, version=3), trajectory(0, 0, 1.0, version=2)])
+    log.append(trajectory(0, 1, 1.0, version=3))
+    samples = log.machine.state.open.get(0)
+    assert samples is None, "one valid score has no spread"
+    assert log.machine.state.filtered_failed == ["0.0"]
+
+
 def test_a_probe_never_enters_a_batch_and_never_holds_one_up() -> None:
     log = Log(run_config(batch_groups=1))
     log.extend([issued(0, size=1, purpose="probe"), issued(1)])
