@@ -5,16 +5,18 @@ so that an error names the file or argument it came from. `resolved` writes the 
 folder. There is no other way to configure a run; no environment variable is read.
 """
 
-import difflib
 import hashlib
 import tomllib
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any
 
 import msgspec
 from msgspec import Struct, field
 
+from headrace.configchecks import above, at_least, explain, no_double, one_of, pool_name
 from headrace.errors import ConfigError
+
+_LEAST_LOG_BYTES = 64 << 20
 
 
 class Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -38,9 +40,19 @@ class Broker(Section, frozen=True, kw_only=True):
     url: str = "nats://127.0.0.1:4222"
     """Address of the broker. `headrace train` starts a bundled one when it is on loopback."""
     log_bytes: int = 2 << 30
-    """Limit of the run log in bytes; purged below the oldest kept checkpoint."""
+    """Limit of the run log in bytes, at least 64 MiB; purged below the oldest kept checkpoint."""
     connect_s: float = 60.0
     """Deadline in seconds for reaching the broker, at start and after a loss."""
+
+    def __post_init__(self) -> None:
+        at_least(
+            "log_bytes",
+            self.log_bytes,
+            _LEAST_LOG_BYTES,
+            "groups are issued only while the log keeps room for every sample of the window, at "
+            "its largest, and a reserve",
+        )
+        above("connect_s", self.connect_s, 0)
 
 
 class Model(Section, frozen=True, kw_only=True):
@@ -54,7 +66,7 @@ class Model(Section, frozen=True, kw_only=True):
     """`bfloat16`, `float16` or `float32`: what is published, sampled from and trained through."""
 
     def __post_init__(self) -> None:
-        _one_of("dtype", self.dtype, ("bfloat16", "float16", "float32"))
+        one_of("dtype", self.dtype, ("bfloat16", "float16", "float32"))
 
 
 class Actors(Section, frozen=True, kw_only=True):
@@ -74,23 +86,34 @@ class Actors(Section, frozen=True, kw_only=True):
     """Task pools that `headrace train`'s actors serve."""
 
     def __post_init__(self) -> None:
-        _at_least("count", self.count, 0)
-        _at_least("samples_in_flight", self.samples_in_flight, 1)
-        _at_least("threads", self.threads, 1)
+        at_least("count", self.count, 0)
+        at_least("samples_in_flight", self.samples_in_flight, 1)
+        at_least("max_model_len", self.max_model_len, 16)
+        at_least("kv_cache_bytes", self.kv_cache_bytes, 1 << 20)
+        at_least("threads", self.threads, 1)
+        if not self.pools:
+            raise ValueError("pools must name at least one pool, got []")
+        no_double("pools", self.pools)
+        for pool in self.pools:
+            pool_name("pools", pool)
 
 
 class Sampling(Section, frozen=True, kw_only=True):
     """How tokens are sampled. There is no truncation: top_p = 1 and top_k = 0 always."""
 
     temperature: float = 1.0
-    """Softmax temperature; the learner divides its logits by the same number."""
+    """Softmax temperature, at least 0.01; the learner divides its logits by the same number."""
     max_new_tokens: int = 256
     """Upper bound of sampled tokens per turn; a domain may ask for fewer."""
 
     def __post_init__(self) -> None:
-        if not self.temperature > 0:
-            raise ValueError(f"temperature must be above 0, got {self.temperature}")
-        _at_least("max_new_tokens", self.max_new_tokens, 1)
+        at_least(
+            "temperature",
+            self.temperature,
+            0.01,
+            "the engine samples at 0.01 where less is asked, and the learner would divide by less",
+        )
+        at_least("max_new_tokens", self.max_new_tokens, 1)
 
 
 class Attempts(Section, frozen=True, kw_only=True):
@@ -106,7 +129,9 @@ class Attempts(Section, frozen=True, kw_only=True):
     """Seconds without a heartbeat after which the broker gives a task to another actor."""
 
     def __post_init__(self) -> None:
-        _at_least("max", self.max, 1)
+        at_least("max", self.max, 1)
+        for name in ("slot_deadline_s", "episode_s", "ack_wait_s"):
+            above(name, getattr(self, name), 0)
 
 
 class Staleness(Section, frozen=True, kw_only=True):
@@ -117,7 +142,7 @@ class Staleness(Section, frozen=True, kw_only=True):
     synchronous."""
 
     def __post_init__(self) -> None:
-        _at_least("max_versions", self.max_versions, 0)
+        at_least("max_versions", self.max_versions, 0)
 
 
 class TruncatedIS(Section, frozen=True, kw_only=True, tag_field="kind", tag="truncated_is"):
@@ -125,6 +150,9 @@ class TruncatedIS(Section, frozen=True, kw_only=True, tag_field="kind", tag="tru
 
     cap: float = 2.0
     """Largest importance ratio."""
+
+    def __post_init__(self) -> None:
+        above("cap", self.cap, 0)
 
 
 class DecoupledPPO(Section, frozen=True, kw_only=True, tag_field="kind", tag="decoupled_ppo"):
@@ -135,6 +163,10 @@ class DecoupledPPO(Section, frozen=True, kw_only=True, tag_field="kind", tag="de
     cap: float = 5.0
     """Largest behaviour weight (proximal over sampler)."""
 
+    def __post_init__(self) -> None:
+        above("clip", self.clip, 0)
+        above("cap", self.cap, 0)
+
 
 class GRPO(Section, frozen=True, kw_only=True, tag_field="kind", tag="grpo"):
     """Clipped surrogate against the sampler."""
@@ -143,6 +175,10 @@ class GRPO(Section, frozen=True, kw_only=True, tag_field="kind", tag="grpo"):
     """Lower clip range of the ratio."""
     clip_high: float = 0.2
     """Upper clip range of the ratio."""
+
+    def __post_init__(self) -> None:
+        above("clip_low", self.clip_low, 0)
+        above("clip_high", self.clip_high, 0)
 
 
 class IcePop(Section, frozen=True, kw_only=True, tag_field="kind", tag="icepop"):
@@ -153,6 +189,10 @@ class IcePop(Section, frozen=True, kw_only=True, tag_field="kind", tag="icepop")
     high: float = 5.0
     """Largest importance ratio of a token that is kept."""
 
+    def __post_init__(self) -> None:
+        at_least("low", self.low, 0)
+        above("high", self.high, self.low)
+
 
 class CISPO(Section, frozen=True, kw_only=True, tag_field="kind", tag="cispo"):
     """Policy gradient whose importance ratio is clipped on both sides, as a constant."""
@@ -161,6 +201,10 @@ class CISPO(Section, frozen=True, kw_only=True, tag_field="kind", tag="cispo"):
     """Lower clip range of the ratio; 1 leaves it open."""
     clip_high: float = 1.0
     """Upper clip range of the ratio."""
+
+    def __post_init__(self) -> None:
+        above("clip_low", self.clip_low, 0)
+        above("clip_high", self.clip_high, 0)
 
 
 Loss = TruncatedIS | DecoupledPPO | GRPO | IcePop | CISPO
@@ -215,11 +259,15 @@ class Learner(Section, frozen=True, kw_only=True):
             "keep_checkpoints",
             "max_filtered",
         ):
-            _at_least(name, getattr(self, name), 1)
-        _at_least("group_size", self.group_size, 2)
-        _one_of("advantage", self.advantage, ("group_std", "group_mean", "leave_one_out"))
-        if len(self.betas) != 2:
-            raise ValueError(f"betas must be two numbers, got {self.betas}")
+            at_least(name, getattr(self, name), 1)
+        at_least("group_size", self.group_size, 2)
+        one_of("advantage", self.advantage, ("group_std", "group_mean", "leave_one_out"))
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas must be two numbers from 0 to below 1, got {self.betas}")
+        for name in ("lr", "weight_decay", "warmup_steps"):
+            at_least(name, getattr(self, name), 0)
+        above("clip_grad", self.clip_grad, 0)
+        above("idle_s", self.idle_s, 0)
 
 
 class Weights(Section, frozen=True, kw_only=True):
@@ -234,6 +282,11 @@ class Weights(Section, frozen=True, kw_only=True):
     round_s: float = 30.0
     """Deadline of one broadcast round in seconds; members that miss it are left out."""
 
+    def __post_init__(self) -> None:
+        at_least("bucket_bytes", self.bucket_bytes, 4096)
+        at_least("anchor_every", self.anchor_every, 1)
+        above("round_s", self.round_s, 0)
+
 
 class DomainMix(Section, frozen=True, kw_only=True):
     """One domain of the run's mix."""
@@ -247,6 +300,11 @@ class DomainMix(Section, frozen=True, kw_only=True):
     pool: str = "default"
     """Task pool whose actors run this domain."""
 
+    def __post_init__(self) -> None:
+        above("weight", self.weight, 0)
+        at_least("level", self.level, 0)
+        pool_name("pool", self.pool)
+
 
 class Probes(Section, frozen=True, kw_only=True):
     """Held-out evaluation through the same actors; probes are never trained on."""
@@ -254,6 +312,9 @@ class Probes(Section, frozen=True, kw_only=True):
     tasks: int = 50
     """Held-out tasks per domain, sampled once each, before the first and after the last step; 0
     turns probing off."""
+
+    def __post_init__(self) -> None:
+        at_least("tasks", self.tasks, 0)
 
 
 class Config(Section, frozen=True, kw_only=True):
@@ -281,6 +342,9 @@ class Config(Section, frozen=True, kw_only=True):
     """The domains and their shares."""
     probes: Probes = field(default_factory=Probes)
     """Held-out evaluation."""
+
+    def __post_init__(self) -> None:
+        no_double("domains", [mix.id for mix in self.domains])
 
     @property
     def run_name(self) -> str:
@@ -416,63 +480,4 @@ def _convert(tree: dict[str, Any], where: str) -> Config:
     try:
         return msgspec.convert(tree, Config)
     except (msgspec.ValidationError, ValueError) as error:
-        raise ConfigError(f"{where}: {_explain(str(error), tree)}") from error
-
-
-def _explain(message: str, tree: dict[str, Any]) -> str:
-    """Name the key's full path and the nearest existing key, where a key is unknown."""
-    text, _, path = message.partition(" - at `$")
-    keys = [part for part in path.rstrip("`").replace("[", ".[").split(".") if part]
-    if "unknown field" not in text:
-        return f"{'.'.join(keys)}: {text}" if keys else text
-    unknown = text.rpartition("`")[0].rpartition("`")[2]
-    struct = _struct_at(keys, tree)
-    names = struct.__struct_fields__ if struct else ()
-    everywhere = _all_keys(Config)
-    full = ".".join([*keys, unknown])
-    elsewhere = [key for key in everywhere if key.endswith(f".{unknown}")]
-    siblings = difflib.get_close_matches(unknown, names, n=1, cutoff=0.5)
-    near = elsewhere or [".".join([*keys, name]) for name in siblings]
-    near = near or difflib.get_close_matches(full, everywhere, n=1, cutoff=0.5)
-    hint = near[0] if near else ""
-    return f"unknown key {full!r}" + (f"; did you mean {hint!r}?" if hint else "")
-
-
-def _struct_at(keys: list[str], tree: dict[str, Any]) -> Any:
-    kind: Any = Config
-    value: Any = tree
-    for key in keys:
-        if key.startswith("["):
-            kind = get_args(kind)[0]
-            value = value[0] if isinstance(value, list) and value else {}
-        else:
-            kind = kind.__annotations__.get(key)
-            value = value.get(key, {}) if isinstance(value, dict) else {}
-        if get_args(kind) and get_origin(kind) is not list:
-            wanted = value.get("kind") if isinstance(value, dict) else None
-            variants = get_args(kind)
-            kind = next((v for v in variants if v.__struct_config__.tag == wanted), variants[0])
-    return kind if isinstance(kind, type) and issubclass(kind, Struct) else None
-
-
-def _all_keys(kind: type[Struct], prefix: str = "") -> list[str]:
-    keys: list[str] = []
-    for name in kind.__struct_fields__:
-        annotation = kind.__annotations__.get(name)
-        full = f"{prefix}{name}"
-        keys.append(full)
-        if isinstance(annotation, type) and issubclass(annotation, Section):
-            keys += _all_keys(annotation, f"{full}.")
-    return keys
-
-
-def _at_least(name: str, value: int, least: int) -> None:
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}")
-
-
-def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        near = difflib.get_close_matches(value, choices, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}{hint}")
+        raise ConfigError(f"{where}: {explain(str(error), tree, Config)}") from error

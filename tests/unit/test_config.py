@@ -110,17 +110,79 @@ def test_a_value_of_the_wrong_type_is_refused_with_its_place(argument, place):
 @pytest.mark.parametrize(
     ("argument", "said"),
     [
-        ("learner.steps=0", "steps must be at least 1, got 0"),
-        ("learner.group_size=1", "group_size must be at least 2, got 1"),
-        ("staleness.max_versions=-1", "max_versions must be at least 0, got -1"),
-        ("sampling.temperature=0.0", "temperature must be above 0, got 0.0"),
-        ("learner.betas=[0.9]", "betas must be two numbers, got [0.9]"),
-        ("model.dtype=bfloat61", "did you mean 'bfloat16'?"),
+        ("learner.steps=0", "learner.steps must be at least 1, got 0"),
+        ("learner.group_size=1", "learner.group_size must be at least 2, got 1"),
+        ("learner.lr=-1e-5", "learner.lr must be at least 0, got -1e-05"),
+        ("learner.lr=inf", "learner.lr must be finite and at least 0, got inf"),
+        ("learner.lr=nan", "learner.lr must be finite and at least 0, got nan"),
+        ("learner.weight_decay=-1.0", "learner.weight_decay must be at least 0, got -1.0"),
+        ("learner.warmup_steps=-1", "learner.warmup_steps must be at least 0, got -1"),
+        ("learner.clip_grad=0.0", "learner.clip_grad must be above 0, got 0.0"),
+        ("learner.idle_s=0.0", "learner.idle_s must be above 0, got 0.0"),
+        ("learner.betas=[0.9]", "learner.betas must be two numbers from 0 to below 1, got [0.9]"),
+        ("learner.betas=[0.9, 1.0]", "from 0 to below 1, got [0.9, 1.0]"),
+        ("learner.loss.cap=0.0", "learner.loss.cap must be above 0, got 0.0"),
         ("learner.advantage=group_sdt", "did you mean 'group_std'?"),
+        ("staleness.max_versions=-1", "staleness.max_versions must be at least 0, got -1"),
+        ("sampling.temperature=0.0", "sampling.temperature must be at least 0.01, got 0.0: the en"),
+        ("sampling.temperature=nan", "must be finite and at least 0.01, got nan"),
+        ("model.dtype=bfloat61", "did you mean 'bfloat16'?"),
+        ("probes.tasks=-1", "probes.tasks must be at least 0, got -1"),
+        ("weights.anchor_every=0", "weights.anchor_every must be at least 1, got 0"),
+        ("weights.round_s=0.0", "weights.round_s must be above 0, got 0.0"),
+        ("weights.bucket_bytes=4095", "weights.bucket_bytes must be at least 4096, got 4095"),
+        (
+            "broker.log_bytes=67108863",
+            "broker.log_bytes must be at least 67108864, got 67108863",
+        ),
+        ("broker.connect_s=0.0", "broker.connect_s must be above 0, got 0.0"),
+        ("actors.max_model_len=15", "actors.max_model_len must be at least 16, got 15"),
+        ("actors.kv_cache_bytes=1", "actors.kv_cache_bytes must be at least 1048576, got 1"),
+        ('actors.pools=["a b"]', "actors.pools must consist of a-z, 0-9, '-' and '_', got 'a b'"),
+        ('actors.pools=["a", "a"]', "actors.pools names 'a' more than once"),
+        ("actors.pools=[]", "actors.pools must name at least one pool"),
+        ("attempts.max=0", "attempts.max must be at least 1, got 0"),
+        ("attempts.slot_deadline_s=0.0", "attempts.slot_deadline_s must be above 0, got 0.0"),
+        ("attempts.episode_s=-1.0", "attempts.episode_s must be above 0, got -1.0"),
+        ("attempts.ack_wait_s=inf", "attempts.ack_wait_s must be finite and above 0, got inf"),
+        ("domains=[{id='a', weight=0.0}]", "domains[0].weight must be above 0, got 0.0"),
+        ("domains=[{id='a', level=-1}]", "domains[0].level must be at least 0, got -1"),
+        ("domains=[{id='a'}, {id='b', pool='A.b'}]", "domains[1].pool must consist of a-z"),
+        ("domains=[{id='a'}, {id='a'}]", "domains names 'a' more than once"),
     ],
 )
 def test_a_value_out_of_range_is_refused_and_repeated(argument, said):
     assert said in refusal([], [argument])
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [
+        "sampling.temperature=0.01",
+        "learner.lr=0.0",
+        "probes.tasks=0",
+        "weights.bucket_bytes=4096",
+        "broker.log_bytes=67108864",
+        "actors.max_model_len=16",
+        "actors.kv_cache_bytes=1048576",
+        "domains=[{id='a', pool='gpu_0-b'}, {id='b'}]",
+    ],
+)
+def test_the_least_value_that_works_is_taken(argument):
+    load([], [argument])
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["kind=decoupled_ppo", "clip=0.0"], "learner.loss.clip must be above 0, got 0.0"),
+        (["kind=grpo", "clip_low=-1.0"], "learner.loss.clip_low must be above 0, got -1.0"),
+        (["kind=cispo", "clip_high=nan"], "loss.clip_high must be finite and above 0, got nan"),
+        (["kind=icepop", "low=9.0"], "learner.loss.high must be above 9.0, got 5.0"),
+    ],
+)
+def test_a_loss_refuses_a_parameter_that_makes_no_sense(settings, said):
+    assert said in refusal([], [f"learner.loss.{item}" for item in settings])
 
 
 def test_another_loss_replaces_the_table_and_the_same_loss_adds_to_it(tmp_path):

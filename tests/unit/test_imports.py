@@ -24,6 +24,7 @@ def loaded_by(module, names):
         "headrace.cli.runargs",
         "headrace.cli.train",
         "headrace.config",
+        "headrace.configchecks",
         "headrace.configkeys",
         "headrace.errors",
         "headrace.broker.records",
