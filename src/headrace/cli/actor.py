@@ -3,8 +3,10 @@
 import argparse
 from pathlib import Path
 
+from headrace.cli.main import report
 from headrace.cli.runargs import USAGE, names_configuration, resolve
 from headrace.cli.runargs import add_arguments as add_run_arguments
+from headrace.errors import HeadraceError
 
 HELP = f"""Sample trajectories for a run, with vLLM and the run's environments.
 
@@ -32,4 +34,7 @@ def run(args: argparse.Namespace) -> int:
     ident = new_ident()
     setup_logging("actor", ident, Path(config.run.dir), run=config.run_name)
     adopt = not names_configuration(args.items)
-    leave(run_until_stopped(run_actor(config, ident, adopt=adopt)))
+    try:
+        leave(run_until_stopped(run_actor(config, ident, adopt=adopt)))
+    except HeadraceError as error:
+        leave(report(error))

@@ -3,8 +3,10 @@
 import argparse
 from pathlib import Path
 
+from headrace.cli.main import report
 from headrace.cli.runargs import USAGE, resolve
 from headrace.cli.runargs import add_arguments as add_run_arguments
+from headrace.errors import HeadraceError
 
 HELP = f"""Run the learner of a run: the one process that decides what is sampled and trained.
 
@@ -30,4 +32,7 @@ def run(args: argparse.Namespace) -> int:
     from headrace.learner.start import run_learner  # seconds: torch
     from headrace.process import leave, run_until_stopped
 
-    leave(run_until_stopped(run_learner(config)))
+    try:
+        leave(run_until_stopped(run_learner(config)))
+    except HeadraceError as error:
+        leave(report(error))

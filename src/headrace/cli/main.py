@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except HeadraceError as error:
-        return _report(error)
+        return report(error)
     except BaseExceptionGroup as group:
         deliberate, other = group.split((HeadraceError, KeyboardInterrupt))
         if deliberate is None or other is not None:
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
             raise
-        return _report(
+        return report(
             HeadraceError(
                 f"{error.filename or 'run folder'}: {error.strerror}; nothing recorded is lost: "
                 "free some space and start the same command again"
@@ -113,7 +113,8 @@ def _overview() -> str:
     return "\n".join(lines)
 
 
-def _report(error: BaseException) -> int:
+def report(error: BaseException) -> int:
+    """Print an error as one line on stderr; returns the exit code."""
     print(f"headrace: error: {' '.join(str(error).split())}", file=sys.stderr)
     return error.exit_code if isinstance(error, HeadraceError) else 1
 
@@ -123,7 +124,7 @@ def _report_group(group: BaseExceptionGroup[BaseException]) -> int:
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    return INTERRUPTED if isinstance(error, KeyboardInterrupt) else _report(error)
+    return INTERRUPTED if isinstance(error, KeyboardInterrupt) else report(error)
 
 
 if __name__ == "__main__":
