@@ -217,7 +217,7 @@ def child(arguments: argparse.Namespace) -> Row:
     return (
         {"question": question, "library": library, "threads": arguments.threads}
         | measured
-        | {"load_average": [round(load, 2), round(os.getloadavg()[0], 2)]}
+        | {"load_before_after": [round(load, 2), round(os.getloadavg()[0], 2)]}
     )
 
 

@@ -8,10 +8,8 @@ load is stored with each row. Rows go to standard output and to benchmarks/resul
 
 import argparse
 import asyncio
-import functools
 import json
 import os
-import platform
 import shlex
 import shutil
 import subprocess
@@ -25,13 +23,13 @@ from pathlib import Path
 
 import msgspec
 
+from headrace.benchrows import store
 from headrace.sandbox import jail, toolchains
 from headrace.sandbox.box import Sandbox, host_admission
 from headrace.sandbox.client import shared
 from headrace.sandbox.mounts import BOXES
 from headrace.sandbox.spec import Limits, SandboxSpec
 
-RESULTS = Path(__file__).parent / "results" / "sandbox.jsonl"
 SPEC = SandboxSpec(toolchain="bash")
 COMMANDS = {"true": ["/usr/bin/true"], "python": ["/usr/bin/python3", "-S", "-c", "pass"]}
 TESTS = 40
@@ -58,27 +56,6 @@ SOAK = (
     ("disk", "f = open('x', 'wb', 0)\nwhile True: f.write(b'x' * 65536)", Limits()),
 )
 Row = dict[str, object]
-
-
-@functools.cache
-def commit() -> str:
-    """The code that runs; asked for at the start, because the tree may move on meanwhile."""
-    command = ["git", "-C", str(RESULTS.parent), "describe", "--always", "--dirty", "--abbrev=12"]
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-
-
-def machine() -> Row:
-    """Where and from what the figures are."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    cpu = next((line.partition(": ")[2] for line in lines if line.startswith("model name")), "")
-    return {
-        "commit": commit(),
-        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "cpu": cpu,
-        "cpus": len(os.sched_getaffinity(0)),
-        "kernel": platform.release(),
-        "load": [round(value, 1) for value in os.getloadavg()],
-    }
 
 
 def quantiles(seconds: list[float]) -> Row:
@@ -191,7 +168,7 @@ async def latency(runs: int) -> list[Row]:
                         times[kind].append(time.perf_counter() - start)
                 bare = sorted(times["nsjail"])[runs // 2]
                 for kind, seconds in times.items():
-                    row: Row = {"bench": "latency", "command": name, "kind": kind, "runs": runs}
+                    row: Row = {"question": "latency", "command": name, "kind": kind, "runs": runs}
                     row |= quantiles(seconds)
                     row["p50_over_nsjail"] = round(sorted(seconds)[runs // 2] / bare, 3)
                     rows.append(row)
@@ -214,7 +191,7 @@ async def throughput(runs: int) -> list[Row]:
         start = time.perf_counter()
         await asyncio.gather(*map(caller, calls))
         rate = total / (time.perf_counter() - start)
-        row: Row = {"bench": "throughput", "kind": kind, "concurrent": len(calls)}
+        row: Row = {"question": "throughput", "kind": kind, "concurrent": len(calls)}
         rows.append(row | {"per_second": round(rate, 1)})
 
     with bare_nsjail() as nsjail:
@@ -250,7 +227,7 @@ async def batches(runs: int) -> list[Row]:
             if result.stdout != f"{TESTS}\n".encode():
                 raise RuntimeError(f"the batch did not pass: {result}")
     median = [sorted(times)[len(times) // 2] for times in (apart, together)]
-    row: Row = {"bench": "batch", "tests": TESTS, "jail_per_test_ms": round(median[0] * 1e3, 1)}
+    row: Row = {"question": "batch", "tests": TESTS, "jail_per_test_ms": round(median[0] * 1e3, 1)}
     row |= {"one_session_ms": round(median[1] * 1e3, 1), "ratio": round(median[0] / median[1], 1)}
     return [row]
 
@@ -262,7 +239,7 @@ async def snapshots(runs: int) -> list[Row]:
         async with Sandbox(SandboxSpec(files=files + 100)) as box:
             for n in range(files):
                 await box.write(f"{n % 20}/{n}", os.urandom(1024) * 2)
-            row: Row = {"bench": "snapshot", "files": files}
+            row: Row = {"question": "snapshot", "files": files}
             row["first_ms"], first = await timed(box.snapshot())
             await asyncio.sleep(0.05)
             await box.snapshot()
@@ -325,7 +302,7 @@ async def soak(minutes: float) -> list[Row]:
         await box.run(["python3", "-S", "-c", "pass"])
     before = left_behind()
     await asyncio.gather(*(attacker(number) for number in range(4)))
-    row: Row = {"bench": "soak", "minutes": minutes, "sessions": ran, "wrong": wrong}
+    row: Row = {"question": "soak", "minutes": minutes, "sessions": ran, "wrong": wrong}
     return [row | {"before": before, "after": left_behind(), "queue": host_admission().waiting}]
 
 
@@ -337,21 +314,12 @@ async def run(args: argparse.Namespace) -> None:
         "batch": batches,
         "snapshot": snapshots,
     }
-    RESULTS.parent.mkdir(exist_ok=True)
-    commit()
     for name in parts if args.only is None else args.only:
-        store(await parts[name](args.runs))
+        for row in await parts[name](args.runs):
+            store(__file__, row)
     if args.soak_minutes:
-        store(await soak(args.soak_minutes))
-
-
-def store(rows: list[Row]) -> None:
-    """Print rows and append them to the results."""
-    with RESULTS.open("a") as file:
-        for row in rows:
-            line = json.dumps(row | machine())
-            print(json.dumps(row))
-            file.write(line + "\n")
+        for row in await soak(args.soak_minutes):
+            store(__file__, row)
 
 
 def main() -> int:

@@ -1,5 +1,6 @@
 """How benchmarks store what they measure: one JSON line per row, with commit, machine and load."""
 
+import functools
 import json
 import os
 import platform
@@ -33,8 +34,12 @@ def machine() -> dict[str, object]:
     }
 
 
+@functools.cache
 def commit(folder: Path) -> str:
-    """Commit of the checkout that holds a folder, with `-dirty` where files differ from it."""
+    """Commit of the checkout that holds a folder, with `-dirty` where files differ from it.
+
+    It is asked for once, because a checkout may move on while a benchmark runs.
+    """
     command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
     result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     return result.stdout.strip() or "unknown"
