@@ -35,6 +35,7 @@ def run(args: argparse.Namespace) -> int:
     """
     from rich.console import Console
 
+    from headrace import runfolder
     from headrace.clock import SystemClock
     from headrace.monitor.display import closing, display_for
     from headrace.monitor.logs import setup_logging
@@ -45,7 +46,14 @@ def run(args: argparse.Namespace) -> int:
 
     config = runargs.resolve(args.items)
     run_dir = Path(config.run.dir)
+    # before anything starts, so that a changed configuration costs nobody a minute
+    runfolder.prepare(config)
     console = Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH)
+    finished = read_summary(run_dir)
+    if finished is not None:
+        console.print(f"{run_dir}: the run is complete", highlight=False, markup=False)
+        console.print(closing(finished), highlight=False)
+        return 0
     clock = SystemClock()
     started = time.time()
     display = display_for(console, clock)
