@@ -4,7 +4,7 @@ import subprocess
 from pathlib import Path
 
 from headrace.config import Config, difference, from_json, to_json
-from headrace.errors import RunMismatchError
+from headrace.errors import ConfigError, RunMismatchError
 
 
 def prepare(config: Config) -> None:
@@ -12,6 +12,7 @@ def prepare(config: Config) -> None:
 
     Raises:
         RunMismatchError: the folder holds a run with another configuration.
+        ConfigError: the folder cannot be written.
     """
     run_dir = Path(config.run.dir)
     path = run_dir / "config.json"
@@ -20,11 +21,17 @@ def prepare(config: Config) -> None:
             from_json(path.read_bytes(), where=str(path)), config, f"run folder {run_dir}"
         )
         return
-    run_dir.mkdir(parents=True, exist_ok=True)
-    (run_dir / "commit.txt").write_text(_commit() + "\n")
-    aside = path.with_suffix(".tmp")
-    aside.write_bytes(to_json(config))
-    aside.replace(path)
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        (run_dir / "commit.txt").write_text(_commit() + "\n")
+        aside = path.with_suffix(".tmp")
+        aside.write_bytes(to_json(config))
+        aside.replace(path)
+    except OSError as error:
+        raise ConfigError(
+            f"run.dir {run_dir}: {error.filename} cannot be written ({error.strerror}); "
+            "choose another folder or make room there"
+        ) from error
 
 
 def refuse_difference(old: Config, new: Config, where: str) -> None:

@@ -57,8 +57,19 @@ def test_a_folder_with_another_configuration_is_refused_with_the_difference(
     with Commands(tmp_path / "run") as run:
         run.run_dir.mkdir()
         (run.run_dir / "config.json").write_bytes(to_json(load([Path(TINY)], run.items[1:])))
-        line = refused(run, "learner", "learner.lr=0.5", code=2)
-        assert "learner.lr: 0.001 -> 0.5" in line
+        for role in ("learner", "train"):
+            line = refused(run, role, "learner.lr=0.5", code=2)
+            assert "learner.lr: 0.001 -> 0.5" in line
+
+
+@pytest.mark.parametrize("role", ["broker", "learner", "train"])
+def test_a_run_folder_that_cannot_be_written_is_named(role: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with Commands(tmp_path / "run") as run:
+        line = refused(run, role, f"run.dir={tmp_path}/file/run", code=2)
+        assert f"run.dir {tmp_path}/file/run" in line
+        assert "Not a directory" in line
+        assert "choose another folder" in line
 
 
 @pytest.mark.nats
