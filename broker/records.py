@@ -294,7 +294,8 @@ def check_trajectory(trajectory: Trajectory) -> None:
 
     Raises:
         RecordError: roles do not cover the tokens, versions do not cover the sampled tokens,
-            lengths disagree, or a log-probability or the score is not a finite number.
+            a span is empty, lengths disagree, or a log-probability or the score is not a finite
+            number.
     """
     length = len(trajectory.tokens)
     where = f"sample {trajectory.group}.{trajectory.index}"
@@ -317,6 +318,8 @@ def check_trajectory(trajectory: Trajectory) -> None:
         raise RecordError(
             f"{where}: {count} sampled tokens but {len(trajectory.logprobs)} log-probabilities"
         )
+    if any(span.end <= span.start for span in trajectory.versions):
+        raise RecordError(f"{where}: a policy version's span is empty or runs backwards")
     covered = _positions([(span.start, span.end) for span in trajectory.versions])
     if covered != _positions(sampled):
         raise RecordError(f"{where}: policy versions do not cover the sampled tokens")

@@ -56,6 +56,8 @@ def test_a_number_that_would_poison_a_batch_is_refused(value: float):
         ("logprobs", Array.of("float32", [-1.0]), "2 sampled tokens but 1 log-probabilities"),
         ("versions", [Span(0, 2, 3)], "versions do not cover"),
         ("versions", [Span(0, 1, 4)], "versions do not cover"),
+        ("versions", [Span(0, 2, 4), Span(1, 4, 4)], "empty or runs backwards"),
+        ("versions", [Span(0, 2, 4), Span(1, 4, 3), Span(1, 3, 4)], "empty or runs backwards"),
         ("tokens", Array.of("float32", [4, 5, 6, 7]), "tokens must be int32"),
     ],
 )
