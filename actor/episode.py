@@ -7,6 +7,7 @@ caller retries and finally records as `Failed`.
 
 import asyncio
 import hashlib
+import logging
 import traceback
 from collections.abc import Awaitable
 from dataclasses import dataclass
@@ -40,7 +41,10 @@ from headrace.errors import EngineError, SandboxError, TaskError
 if TYPE_CHECKING:
     from headrace.actor.engine import Generation
 
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
+
+_CLOSE_S = 10.0
 
 
 class Generator(Protocol):
@@ -158,8 +162,14 @@ async def run_episode(
             try:
                 verdict = await episode.play(session)
                 executions = list(session.executions)
-            finally:
-                await _guard(session.close(), "closing the session")
+            except BaseException:
+                # that error counts, and a cancellation must stay one
+                try:
+                    await _close(session)
+                except EnvironmentFailure as failure:
+                    logger.warning("request %s: %s", request_id, failure)
+                raise
+            await _close(session)
     except TimeoutError as error:
         raise EnvironmentFailure(
             "episode_deadline",
@@ -297,6 +307,17 @@ async def _guard(call: Awaitable[T], what: str) -> T:
         raise EnvironmentFailure(
             "domain_error",
             f"{what} raised {type(error).__name__}: {error} ({last.filename}:{last.lineno})",
+        ) from error
+
+
+async def _close(session: Session) -> None:
+    """Close with a deadline of its own: that of the episode may have passed already."""
+    try:
+        async with asyncio.timeout(_CLOSE_S):
+            await _guard(session.close(), "closing the session")
+    except TimeoutError as error:
+        raise EnvironmentFailure(
+            "close_deadline", f"the session was not closed within {_CLOSE_S:g} s"
         ) from error
 
 

@@ -8,6 +8,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from headrace.actor import episode
 from headrace.actor.chat import ChatFormat
 from headrace.actor.engine import Generation
 from headrace.actor.episode import EpisodeResult, Limits, run_episode
@@ -330,6 +331,39 @@ async def test_a_deadline_names_whom_the_episode_waited_for_and_closes_the_sessi
         await play(Silent(), domain, deadline_s=0.01)
     assert caught.value.kind == "episode_deadline"
     assert domain.closed == 1
+
+
+class Clinging(Talk):
+    """A session that does not close."""
+
+    async def close(self) -> None:
+        await super().close()
+        await asyncio.Event().wait()
+
+
+async def test_a_session_that_does_not_close_costs_one_attempt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(episode, "_CLOSE_S", 0.01)
+    domain = Clinging()
+    with pytest.raises(EnvironmentFailure, match="not closed within") as caught:
+        await asyncio.wait_for(play(Script([*spelled("x"), chat().end_of_turn]), domain), 10)
+    assert caught.value.kind == "close_deadline"
+    assert domain.closed == 1
+
+
+async def test_a_session_that_does_not_close_after_the_deadline_ends_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Silent(Script):
+        async def generate(self, prompt: list[int], **_: object) -> Generation:
+            await asyncio.Event().wait()
+            raise AssertionError
+
+    monkeypatch.setattr(episode, "_CLOSE_S", 0.01)
+    with pytest.raises(EnvironmentFailure) as caught:
+        await asyncio.wait_for(play(Silent(), Clinging(), deadline_s=0.01), 10)
+    assert caught.value.kind == "episode_deadline"
 
 
 async def test_a_cancelled_episode_closes_its_session() -> None:
