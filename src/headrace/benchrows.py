@@ -38,11 +38,18 @@ def machine() -> dict[str, object]:
 def commit(folder: Path) -> str:
     """Commit of the checkout that holds a folder, with `-dirty` where files differ from it.
 
-    It is asked for once, because a checkout may move on while a benchmark runs.
+    Stored results do not count as a difference. It is asked for once, because a checkout may move
+    on while a benchmark runs.
     """
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
+    head = _git(folder, "rev-parse", "--short=12", "HEAD")
+    changed = _git(folder, "status", "--porcelain", "--", ":/", ":(top,exclude)benchmarks/results")
+    return (head or "unknown") + ("-dirty" if changed else "")
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    command = ["git", *arguments]
     result = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    return result.stdout.strip() or "unknown"
+    return result.stdout.strip()
 
 
 def _cpu() -> str:
