@@ -17,7 +17,16 @@ import nats.js.errors
 from nats.aio.msg import Msg
 from nats.js import api
 
-from headrace.broker.connection import Connection, Retry, is_wrong_sequence
+from headrace.broker.connection import (
+    NO_MEMORY,
+    NO_RESOURCES,
+    NO_SPACE,
+    NO_STORAGE,
+    STREAM_EXISTS,
+    Connection,
+    Retry,
+    is_wrong_sequence,
+)
 from headrace.broker.records import (
     MAX_RECORD_BYTES,
     Failed,
@@ -88,10 +97,10 @@ class RunLog:
                 try:
                     await connection.js.add_stream(config)
                 except nats.js.errors.BadRequestError as error:
-                    if error.err_code != 10058:  # the stream exists with another identity
+                    if error.err_code != STREAM_EXISTS:  # with another identity
                         raise BrokerError(f"the run log cannot be created: {error}") from error
                 except nats.js.errors.APIError as error:
-                    if error.err_code in {10047, 10028}:
+                    if error.err_code in {NO_STORAGE, NO_MEMORY}:
                         raise BrokerError(
                             f"the broker has no room for a run log of {max_bytes} bytes "
                             f"({error.description}); free disk or lower broker.log_bytes"
@@ -188,10 +197,17 @@ class RunLog:
         async for attempt in Retry(self._connection, "reading the run log"):
             with attempt:
                 entries = await self._direct_batch(after + 1)
-                for expected, entry in enumerate(entries, after + 1):
-                    if entry.seq != expected:
-                        await self.check_position(after)
-                        raise LogError(f"record {expected} is missing from the run log")
+                if _first_missing(entries, after) is not None:
+                    # a reconnection in the middle of an answer loses parts of it, not of the log
+                    entries = await self._direct_batch(after + 1)
+                missing = _first_missing(entries, after)
+                if missing is not None:
+                    await self.check_position(after)
+                    raise LogError(
+                        f"record {missing} is missing from the run log: the broker lost it; fork a "
+                        "new run from the newest checkpoint (model.path=CHECKPOINT and another "
+                        "run.dir)"
+                    )
                 return entries
         raise AssertionError("unreachable")
 
@@ -270,10 +286,14 @@ class RunLog:
                         subject, data, timeout=10, headers=dict(headers)
                     )
                 except nats.js.errors.APIError as error:
-                    # a retry of a stored record is refused by the fence before it is recognised
-                    last = await self.last(subject) if is_wrong_sequence(error) else None
-                    if last is not None and last.data == data and last.seq > after:
-                        return last.seq
+                    if is_wrong_sequence(error):
+                        last = await self.last(subject)
+                        # a retry of a stored record is refused before it is recognised
+                        if last is not None and last.data == data and last.seq > after:
+                            return last.seq
+                        # to the broker a subject whose records were purged never had one
+                        if last is None and 0 < after < (await self.info()).first_seq:
+                            return await self.append(record, after=0, message_id=message_id)
                     self._raise(error, subject)
                     raise
                 return ack.seq
@@ -351,23 +371,32 @@ class RunLog:
         if not 0 <= position <= info.last_seq:
             raise LogError(f"cannot purge to {position}: the log ends at {info.last_seq}")
         if position >= info.first_seq:
-            await self._connection.js.purge_stream(self._names.log_stream, seq=position + 1)
+            async for attempt in Retry(self._connection, "purging the run log"):
+                with attempt:
+                    await self._connection.js.purge_stream(self._names.log_stream, seq=position + 1)
 
     def _raise(self, error: nats.js.errors.APIError, subject: str) -> None:
         if is_wrong_sequence(error):
             raise FencedError(
                 f"another learner of run {self._names.run!r} writes {subject}; this one stops"
             ) from error
-        if error.err_code == 10077:
+        if error.err_code == NO_SPACE:
             raise BrokerError(
                 f"the run log of {self._names.run!r} is full ({error.description}); raise "
                 "broker.log_bytes"
             ) from error
-        if error.err_code == 10023 or "insufficient" in (error.description or ""):
+        if error.err_code == NO_RESOURCES or "insufficient" in (error.description or ""):
             raise BrokerError(
                 f"the broker's disk is full ({error.description}); free space and start again, "
                 "nothing is lost"
             ) from error
+
+
+def _first_missing(entries: list[Entry], after: int) -> int | None:
+    for expected, entry in enumerate(entries, after + 1):
+        if entry.seq != expected:
+            return expected
+    return None
 
 
 def _headers(record: Trajectory | Failed, domain: str) -> dict[str, str]:

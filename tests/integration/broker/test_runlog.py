@@ -4,12 +4,13 @@ import os
 import signal
 from pathlib import Path
 
+import nats.errors
 import pytest
 
 from headrace.broker.connection import Connection, connect, connected
 from headrace.broker.records import Failed, Issued, TaskRef, encode
-from headrace.broker.runlog import RunLog
-from headrace.broker.server import bundled_server
+from headrace.broker.runlog import Entry, RunLog
+from headrace.broker.server import bundled_server, is_open, parse_url
 from headrace.broker.subjects import RunNames
 from headrace.errors import BrokerError, ConfigError, DeadlineError, FencedError, LogError
 
@@ -53,6 +54,33 @@ async def test_read_returns_every_record_once_in_order(tmp_path: Path) -> None:
         assert await log.read(position) == []
 
 
+async def test_a_reply_that_lost_a_record_is_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with (
+        bundled_server(tmp_path) as server,
+        connected(server.url, name="t", deadline_s=5) as connection,
+    ):
+        log = await new_log(connection)
+        for group in range(4):
+            await log.decide(failed(group, 0), limit=9999, domain="d")
+        whole, torn = log._direct_batch, 1
+
+        async def tearing(start: int) -> list[Entry]:
+            nonlocal torn
+            entries = await whole(start)
+            if torn:
+                torn -= 1
+                del entries[1]
+            return entries
+
+        monkeypatch.setattr(log, "_direct_batch", tearing)
+        assert [entry.seq for entry in await log.read(0)] == [1, 2, 3, 4]
+        torn = 2
+        with pytest.raises(LogError, match=r"record 2 is missing .* fork a new run"):
+            await log.read(0)
+
+
 async def test_the_first_record_of_a_slot_decides_it(tmp_path: Path) -> None:
     async with (
         bundled_server(tmp_path) as server,
@@ -78,6 +106,21 @@ async def test_a_second_writer_is_fenced_and_a_retry_is_not(tmp_path: Path) -> N
             await log.append(issued(1), after=0, message_id="other-1")
 
 
+async def test_the_fence_holds_after_all_records_of_a_subject_were_purged(tmp_path: Path) -> None:
+    async with (
+        bundled_server(tmp_path) as server,
+        connected(server.url, name="t", deadline_s=5) as connection,
+    ):
+        log = await new_log(connection)
+        first = await log.append(issued(0), after=0, message_id="mine-0")
+        await log.decide(failed(0, 0), limit=9999, domain="d")
+        await log.purge_to(2)
+        second = await log.append(issued(1), after=first, message_id="mine-1")
+        assert second == 3
+        with pytest.raises(FencedError):
+            await log.append(issued(2), after=first, message_id="other-2")
+
+
 async def test_purge_keeps_what_lies_behind_the_position(tmp_path: Path) -> None:
     async with (
         bundled_server(tmp_path) as server,
@@ -97,6 +140,29 @@ async def test_purge_keeps_what_lies_behind_the_position(tmp_path: Path) -> None
         with pytest.raises(LogError, match="lost records"):
             await log.check_position(9)
         await log.check_position(3)
+
+
+async def test_a_purge_outlasts_a_short_loss_of_the_broker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with (
+        bundled_server(tmp_path) as server,
+        connected(server.url, name="t", deadline_s=5) as connection,
+    ):
+        log = await new_log(connection)
+        for group in range(3):
+            await log.decide(failed(group, 0), limit=9999, domain="d")
+        purge, lost = connection.js.purge_stream, []
+
+        async def lossy(name: str, *, seq: int) -> bool:
+            if not lost:
+                lost.append(seq)
+                raise nats.errors.TimeoutError
+            return await purge(name, seq=seq)
+
+        monkeypatch.setattr(connection.js, "purge_stream", lossy)
+        await log.purge_to(2)
+        assert (await log.info()).first_seq == 3
 
 
 async def test_a_replaced_stream_is_refused(tmp_path: Path) -> None:
@@ -160,6 +226,36 @@ async def test_an_unknown_run_is_named_after_the_deadline(tmp_path: Path) -> Non
 async def test_an_unreachable_broker_is_named_after_the_deadline() -> None:
     with pytest.raises(BrokerError, match=r"no broker answers at .*headrace broker"):
         await connect("nats://127.0.0.1:9", name="t", deadline_s=0.3)
+
+
+async def test_a_password_in_the_address_is_not_shown() -> None:
+    with pytest.raises(BrokerError, match="no broker answers at nats://127") as caught:
+        await connect("nats://me:secret@127.0.0.1:9", name="t", deadline_s=0.3)
+    assert "secret" not in str(caught.value)
+    with pytest.raises(ConfigError, match="is not of the form") as refused:
+        parse_url("http://me:secret@127.0.0.1:9")
+    assert "secret" not in str(refused.value)
+
+
+async def test_a_connection_shows_its_address_without_the_password(tmp_path: Path) -> None:
+    async with bundled_server(tmp_path) as server:
+        address = server.url.partition("://")[2]
+        url = f"nats://me:secret@{address}"
+        async with connected(url, name="t", deadline_s=5) as connection:
+            assert connection.url == server.url
+
+
+async def test_a_store_is_open_in_one_server_at_a_time(tmp_path: Path) -> None:
+    async with bundled_server(tmp_path) as server:
+        assert is_open(tmp_path)
+        with pytest.raises(ConfigError, match=f"another nats-server has the store {tmp_path} open"):
+            async with bundled_server(tmp_path):
+                pass
+        os.kill(server.process.pid, signal.SIGKILL)
+        await server.process.wait()
+        assert not is_open(tmp_path)
+    async with bundled_server(tmp_path):
+        pass
 
 
 async def test_a_port_in_use_is_a_clear_error(tmp_path: Path) -> None:

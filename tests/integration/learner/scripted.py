@@ -19,7 +19,9 @@ from headrace.broker.taskqueue import TaskQueue
 VOCABULARY = 256
 
 
-def sample(group: int, index: int, version: int, temperature: float) -> Trajectory:
+def sample(
+    group: int, index: int, version: int, temperature: float, *, evidence: str = ""
+) -> Trajectory:
     """The sample of a slot: the same tokens and score whoever makes it, whenever."""
     rng = random.Random(f"{group}/{index}")
     prompt = [random.Random(group).randrange(VOCABULARY) for _ in range(5)]
@@ -40,7 +42,9 @@ def sample(group: int, index: int, version: int, temperature: float) -> Trajecto
         versions=[Span(version, len(prompt), length)],
         logprobs=Array.of("float32", [-5.0] * len(sampled)),
         temperature=temperature,
-        verdict=Verdict(score=score, success=score == 1.0, step_scores=[score], checks=[]),
+        verdict=Verdict(
+            score=score, success=score == 1.0, step_scores=[score], checks=[], evidence=evidence
+        ),
         turns=[Turn(start=len(prompt), end=length, stop="stop", generate_s=0.0, execute_s=0.0)],
         executions=[],
         queue_s=0.0,
@@ -48,7 +52,14 @@ def sample(group: int, index: int, version: int, temperature: float) -> Trajecto
     )
 
 
-async def act(connection: Connection, names: RunNames, log: RunLog, *, temperature: float) -> None:
+async def act(
+    connection: Connection,
+    names: RunNames,
+    log: RunLog,
+    *,
+    temperature: float,
+    evidence: str,
+) -> None:
     """Serve the run until cancelled, at the version of each task, slots in shuffled order."""
     queue = TaskQueue(connection, names)
     shuffled = random.Random(0)
@@ -60,20 +71,29 @@ async def act(connection: Connection, names: RunNames, log: RunLog, *, temperatu
         slots = list(range(issued.group_size))
         shuffled.shuffle(slots)
         for index in slots:
-            record = sample(issued.ordinal, index, issued.version, temperature)
+            record = sample(issued.ordinal, index, issued.version, temperature, evidence=evidence)
             await log.decide(record, limit=1 << 20, domain=issued.task.domain)
         await held.done()
 
 
 @asynccontextmanager
-async def acting(url: str, run: str, *, temperature: float = 1.0) -> AsyncIterator[Connection]:
-    """A scripted actor beside the block, which may use its connection."""
+async def acting(
+    url: str, run: str, *, temperature: float = 1.0, evidence: str = ""
+) -> AsyncIterator[Connection]:
+    """A scripted actor beside the block, which may use its connection.
+
+    Args:
+        url: of the broker.
+        run: name of the run.
+        temperature: that the samples claim.
+        evidence: text that makes every sample larger.
+    """
     names = RunNames(run)
     async with connected(url, name="scripted", deadline_s=30) as connection:
 
         async def work() -> None:
             log = await RunLog.attach(connection, names, deadline_s=60)
-            await act(connection, names, log, temperature=temperature)
+            await act(connection, names, log, temperature=temperature, evidence=evidence)
 
         task = asyncio.ensure_future(work())
         try:

@@ -1,21 +1,22 @@
 """The learner as its public command, on a real broker, with a scripted actor."""
 
 import asyncio
-import random
+import json
+import shlex
 import subprocess
 from functools import partial
 from pathlib import Path
 
 import msgspec
 import pytest
-from tests.chaos.commands import Commands, kill
+from tests.chaos.commands import HEADRACE, Commands, kill, seeded
 from tests.integration.learner.scripted import acting
 
 from headrace.broker.records import Failed, decode
 from headrace.broker.runlog import RunLog
 from headrace.broker.server import bundled_server
 from headrace.broker.subjects import RunNames
-from headrace.learner import archive
+from headrace.learner.history import read_history
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow]
 STEPS = 16
@@ -34,14 +35,10 @@ async def ended(process: "subprocess.Popen[bytes]", deadline_s: float) -> int:
     return await asyncio.to_thread(process.wait, deadline_s)
 
 
-async def command(*argv: str) -> None:
-    process = await asyncio.create_subprocess_exec(*argv)
-    assert await process.wait() == 0
-
-
 async def test_a_learner_killed_again_and_again_trains_what_a_quiet_one_trains(
     tmp_path: Path,
 ) -> None:
+    chance = seeded()
     with Commands(
         tmp_path / "run", f"learner.steps={STEPS}", "learner.checkpoint_every=3", "probes.tasks=2"
     ) as run:
@@ -50,7 +47,7 @@ async def test_a_learner_killed_again_and_again_trains_what_a_quiet_one_trains(
             reached = 0
             for _ in range(4):
                 learner = run.start("learner")
-                reached = random.randint(reached, reached + 3)
+                reached = chance.randint(reached, reached + 3)
                 await asyncio.to_thread(
                     run.until, partial(at_least, run, reached), learner, deadline_s=90
                 )
@@ -78,14 +75,16 @@ async def test_a_corrupt_record_fails_its_slot_is_kept_aside_and_loses_nothing(
             names = RunNames("run")
             learner = run.start("learner")
             async with acting(run.url, "run", temperature=1.0) as connection:
-                log = await RunLog.attach(connection, names, deadline_s=60)
+                await RunLog.attach(connection, names, deadline_s=60)
                 # garbage takes a slot before any actor can
                 await connection.js.publish(names.sample(0, 0), b"\xc1 not a record")
                 assert await ended(learner, 120) == 0, run.output("learner")
                 dead = await connection.js.get_last_msg(names.dead_stream, names.dead_letter(0, 0))
                 assert dead.data == b"\xc1 not a record"
-                assert (await log.info()).first_seq > 0
+                kept = [entry async for entry in read_history(run.config())]
             ledger = await asyncio.to_thread(run.ledger)
+        assert [entry.seq for entry in kept] == list(range(1, len(kept) + 1))
+        assert [e.data for e in kept if e.subject == names.sample(0, 0)] == [dead.data]
         assert "0.0" in [slot for row in ledger for slot in row["failed"]]
         assert len(ledger) == 3
 
@@ -102,13 +101,18 @@ async def test_slots_without_an_actor_are_decided_by_their_deadline(tmp_path: Pa
         async with bundled_server(tmp_path / "nats", port=port):
             learner = run.start("learner")
             assert await ended(learner, 90) == 1
-        assert "had no reward spread: parity (0 of 0 succeeded)" in run.output("learner")
-        failed = [
-            decode(entry.data, Failed, where="")
-            for entry in archive.read(run.run_dir / "archive")
-            if ".sample." in entry.subject
-        ]
-        assert {(f.kind, f.actor) for f in failed} <= {("no_actor", "learner")}
+            failed = [
+                decode(entry.data, Failed, where=entry.subject)
+                async for entry in read_history(run.config())
+                if ".sample." in entry.subject
+            ]
+        last = run.output("learner").splitlines()[-1]
+        assert "no reward spread" in last
+        assert "parity" in last
+        assert len(failed) >= 4 * 4, "every slot of the groups that were filtered in a row"
+        assert {(f.kind, f.actor, f.side) for f in failed} == {
+            ("no_actor", "learner", "environment")
+        }
 
 
 async def test_a_batch_can_be_passed_over_and_the_ledger_and_the_replay_show_it(
@@ -140,26 +144,31 @@ async def test_a_batch_can_be_passed_over_and_the_ledger_and_the_replay_show_it(
 async def test_a_full_disk_ends_in_one_line_and_the_run_goes_on_when_there_is_room(
     tmp_path: Path,
 ) -> None:
-    small = tmp_path / "small"
-    small.mkdir()
-    await command("mount", "-t", "tmpfs", "-o", "size=4m", "headrace-test", str(small))
-    try:
-        with Commands(
-            small / "run",
-            f"model.path={tmp_path / 'tiny-llama'}",
-            "learner.steps=4",
-            "learner.checkpoint_every=1",
-            "probes.tasks=0",
-        ) as run:
-            port = int(run.url.rpartition(":")[2])
-            async with bundled_server(tmp_path / "nats", port=port), acting(run.url, "run"):
-                assert await ended(run.start("learner"), 90) == 1
-                last = run.output("learner").splitlines()[-1]
-                assert last.startswith("headrace: error: "), last
-                assert "free space and start again" in last
-                await command("mount", "-o", "remount,size=64m", str(small))
-                assert await ended(run.start("learner"), 120) == 0, run.output("learner")
-                ledger = await asyncio.to_thread(run.ledger)
-            assert [row["step"] for row in ledger] == [1, 2, 3, 4]
-    finally:
-        await command("umount", "-l", str(small))
+    disk, ledger = tmp_path / "disk", tmp_path / "ledger"
+    with Commands(
+        disk / "run",
+        f"model.path={tmp_path / 'tiny-llama'}",
+        "learner.steps=4",
+        "learner.checkpoint_every=1",
+        "probes.tasks=0",
+    ) as run:
+        learner = shlex.join([*HEADRACE, "learner", *run.items])
+        on_a_small_disk = f"""
+            mount -t tmpfs -o size=4m headrace-test {disk} || exit
+            {learner}; echo "ended with $?" >&2
+            mount -o remount,size=64m {disk} || exit
+            {learner}; echo "ended with $?" >&2
+            {shlex.join([*HEADRACE, "ledger", str(run.run_dir), "--json"])} > {ledger}
+        """
+        # in name spaces of its own any user may mount; where that is forbidden, no jail starts
+        inside = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", on_a_small_disk]
+        port = int(run.url.rpartition(":")[2])
+        async with bundled_server(tmp_path / "nats", port=port), acting(run.url, "run"):
+            assert await ended(run.spawn("learner", inside), 240) == 0, run.output("learner")
+        lines = run.output("learner").splitlines()
+        first = lines.index("ended with 1")
+        assert lines[first - 1].startswith("headrace: error: "), lines[first - 1]
+        assert "free space and start again" in lines[first - 1]
+        assert lines[-1] == "ended with 0", run.output("learner")
+    steps = [json.loads(line)["step"] for line in ledger.read_text().splitlines()]
+    assert steps == [1, 2, 3, 4]
