@@ -17,12 +17,19 @@ from headrace.errors import BrokerError
 
 logger = logging.getLogger(__name__)
 
+# the server's error codes (server/errors.json of nats-server)
+NO_RESOURCES = 10023
+NO_MEMORY = 10028
+NO_STORAGE = 10047
+STREAM_EXISTS = 10058
+"""A stream of this name exists with another configuration."""
 WRONG_LAST_SEQUENCE = 10071
 NO_SPACE = 10077
+"""The stream cannot store the message: it is full."""
 
 # what a broker that restarts, elects a leader or reconnects answers; the same request may succeed
 RETRYABLE = (
-    nats.errors.TimeoutError,
+    TimeoutError,  # of the client, and of a caller's own limit
     nats.errors.NoRespondersError,
     nats.errors.OutboundBufferLimitError,
     nats.errors.ConnectionReconnectingError,
@@ -38,6 +45,7 @@ class Connection:
     nc: Client
     js: JetStreamContext
     url: str
+    """Address without credentials, as it may be shown."""
     patience_s: float
     """How long one operation keeps trying across a loss of the broker, in seconds."""
 
@@ -48,12 +56,23 @@ class Connection:
             await self.nc.close()
 
 
+def without_credentials(url: str) -> str:
+    """An address as it may be shown: `nats://user:password@host:port` without user and password.
+
+    >>> without_credentials("nats://me:secret@10.0.0.1:4222")
+    'nats://10.0.0.1:4222'
+    """
+    scheme, separator, rest = url.partition("://")
+    return scheme + separator + rest.rpartition("@")[2] if separator else url.rpartition("@")[2]
+
+
 async def connect(url: str, *, name: str, deadline_s: float = 60.0) -> Connection:
     """Connect, waiting for the broker to appear until the deadline.
 
     Raises:
         BrokerError: nothing answers at `url` before the deadline, or it refuses the credentials.
     """
+    shown = without_credentials(url)
     client = Client()
     errors: list[Exception] = []
     refused = asyncio.Event()
@@ -63,14 +82,14 @@ async def connect(url: str, *, name: str, deadline_s: float = 60.0) -> Connectio
         if "authorization" in str(error).lower():
             refused.set()
         if client.is_connected:
-            logger.warning("broker %s: %s", url, error)
+            logger.warning("broker %s: %s", shown, error)
 
     async def on_disconnect() -> None:
         if not client.is_closed:
-            logger.warning("lost the broker at %s; reconnecting", url)
+            logger.warning("lost the broker at %s; reconnecting", shown)
 
     async def on_reconnect() -> None:
-        logger.info("reconnected to the broker at %s", url)
+        logger.info("reconnected to the broker at %s", shown)
 
     connecting = asyncio.ensure_future(
         client.connect(
@@ -91,7 +110,7 @@ async def connect(url: str, *, name: str, deadline_s: float = 60.0) -> Connectio
     try:
         await asyncio.wait({connecting, refusing}, timeout=1, return_when=asyncio.FIRST_COMPLETED)
         if not connecting.done() and not refused.is_set():
-            logger.info("waiting for the broker at %s", url)
+            logger.info("waiting for the broker at %s", shown)
             await asyncio.wait(
                 {connecting, refusing},
                 timeout=max(0.0, deadline_s - 1),
@@ -99,7 +118,7 @@ async def connect(url: str, *, name: str, deadline_s: float = 60.0) -> Connectio
             )
         if connecting.done() and not refused.is_set():
             await connecting
-            return Connection(client, client.jetstream(timeout=5), url, deadline_s)
+            return Connection(client, client.jetstream(timeout=5), shown, deadline_s)
     except (OSError, nats.errors.Error) as error:
         errors.append(error)
     finally:
@@ -111,9 +130,9 @@ async def connect(url: str, *, name: str, deadline_s: float = 60.0) -> Connectio
     await client.close()
     cause = errors[-1] if errors else "no answer"
     if refused.is_set():
-        raise BrokerError(f"the broker at {url} refuses the credentials: {cause}")
+        raise BrokerError(f"the broker at {shown} refuses the credentials: {cause}")
     raise BrokerError(
-        f"no broker answers at {url} after {deadline_s:.0f} s ({cause}); start one with "
+        f"no broker answers at {shown} after {deadline_s:.0f} s ({cause}); start one with "
         "`headrace broker`, or correct broker.url"
     )
 

@@ -5,13 +5,18 @@ and any writer of one key could wipe the others.
 """
 
 import json
+import logging
 
+import nats.js.errors
 from msgspec import field
 from nats.js import api
 
 from headrace.broker.connection import Connection, Retry
 from headrace.broker.records import Record, decode, encode
 from headrace.broker.subjects import RunNames
+from headrace.errors import RecordError
+
+logger = logging.getLogger(__name__)
 
 TTL_S = 6
 RENEW_S = 2.0
@@ -44,23 +49,29 @@ async def create(connection: Connection, names: RunNames) -> None:
     """Create the lease stream; an existing one is kept."""
     async for attempt in Retry(connection, "creating the lease stream"):
         with attempt:
-            await connection.js.add_stream(
-                api.StreamConfig(
-                    name=names.lease_stream,
-                    subjects=[names.lease("*", "*")],
-                    max_msgs_per_subject=1,
-                    storage=api.StorageType.MEMORY,
-                    allow_direct=True,
-                    allow_msg_ttl=True,
-                )
-            )
+            await connection.js.add_stream(_stream(names))
+
+
+def _stream(names: RunNames) -> api.StreamConfig:
+    return api.StreamConfig(
+        name=names.lease_stream,
+        subjects=[names.lease("*", "*")],
+        max_msgs_per_subject=1,
+        storage=api.StorageType.MEMORY,
+        allow_direct=True,
+        allow_msg_ttl=True,
+    )
 
 
 async def renew(connection: Connection, names: RunNames, lease: Lease) -> None:
     """Publish the lease for another `TTL_S` seconds."""
-    await connection.js.publish(
-        names.lease(lease.role, lease.id), encode(lease), timeout=2, msg_ttl=TTL_S
-    )
+    subject, data = names.lease(lease.role, lease.id), encode(lease)
+    try:
+        await connection.js.publish(subject, data, timeout=2, msg_ttl=TTL_S)
+    except nats.js.errors.NoStreamResponseError:
+        # a broker that restarts forgets the stream, which lies in memory
+        await connection.js.add_stream(_stream(names))
+        await connection.js.publish(subject, data, timeout=2, msg_ttl=TTL_S)
 
 
 async def release(connection: Connection, names: RunNames, role: str, ident: str) -> None:
@@ -69,7 +80,7 @@ async def release(connection: Connection, names: RunNames, role: str, ident: str
 
 
 async def alive(connection: Connection, names: RunNames) -> list[Lease]:
-    """All leases that have not expired, ordered by role and id."""
+    """All leases that have not expired and can be read, ordered by role and id."""
     nc = connection.nc
     inbox = nc.new_inbox()
     subscription = await nc.subscribe(inbox)
@@ -83,7 +94,11 @@ async def alive(connection: Connection, names: RunNames) -> list[Lease]:
             message = await subscription.next_msg(timeout=2)
             if "Status" in (message.headers or {}):
                 break
-            leases.append(decode(message.data, Lease, where=message.subject))
+            try:
+                leases.append(decode(message.data, Lease, where=message.subject))
+            except RecordError as error:
+                # a process of another headrace version; it must not take this one down
+                logger.debug("lease passed over: %s", error)
     finally:
         await subscription.unsubscribe()
     return sorted(leases, key=lambda lease: (lease.role, lease.id))

@@ -7,7 +7,9 @@ the server's configuration is owned here and cannot be relaxed.
 import asyncio
 import contextlib
 import ctypes
+import fcntl
 import json
+import os
 import shutil
 import signal
 import socket
@@ -19,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from headrace.broker.connection import without_credentials
 from headrace.errors import BrokerError, ConfigError
 
 _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
@@ -56,15 +59,49 @@ def parse_url(url: str) -> tuple[str, int]:
     try:
         port = parts.port or 4222
     except ValueError as error:
-        raise ConfigError(f"broker.url {url!r}: {error}") from error
+        raise ConfigError(f"broker.url {without_credentials(url)!r}: {error}") from error
     if parts.scheme not in {"nats", "tls"} or not parts.hostname:
-        raise ConfigError(f"broker.url {url!r} is not of the form nats://host:port")
+        raise ConfigError(
+            f"broker.url {without_credentials(url)!r} is not of the form nats://host:port"
+        )
     return parts.hostname, port
 
 
 def is_loopback(url: str) -> bool:
     """Whether the address is this machine's loopback interface."""
     return parse_url(url)[0] in _LOOPBACK
+
+
+def is_refused(url: str) -> bool:
+    """Whether nothing listens at the address, as opposed to a broker that does not answer."""
+    try:
+        socket.create_connection(parse_url(url), timeout=1).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def is_open(store: Path) -> bool:
+    """Whether a bundled server has the folder open."""
+    try:
+        os.close(_lock(store))
+    except ConfigError:
+        return True
+    return False
+
+
+def _lock(store: Path) -> int:
+    descriptor = os.open(store / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise ConfigError(
+            f"another nats-server has the store {store} open; stop it, or choose another run.dir"
+        ) from error
+    return descriptor
 
 
 def _settings(host: str, port: int, store: Path, credentials: str | None) -> str:
@@ -96,7 +133,8 @@ async def bundled_server(
         deadline_s: seconds until it must answer.
 
     Raises:
-        ConfigError: a non-loopback address without credentials, or a port in use.
+        ConfigError: a non-loopback address without credentials, a port in use, or a store that
+            another server has open.
         BrokerError: the server did not come up; the message carries its last line.
     """
     if host not in _LOOPBACK and credentials is None:
@@ -108,17 +146,23 @@ async def bundled_server(
     _check_port(host, port)
     store.mkdir(parents=True, exist_ok=True)
     config, log = store / "nats-server.conf", store / "nats-server.log"
-    config.write_text(_settings(host, port, store / "data", credentials))
-    with log.open("ab") as sink:
-        process = await asyncio.create_subprocess_exec(
-            str(find_binary()),
-            "-c",
-            str(config),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=sink,
-            stderr=sink,
-            preexec_fn=_die_with_parent,
-        )
+    lock = _lock(store)
+    try:
+        config.write_text(_settings(host, port, store / "data", credentials))
+        with log.open("ab") as sink:
+            # the server inherits the lock and holds it exactly as long as it lives
+            process = await asyncio.create_subprocess_exec(
+                str(find_binary()),
+                "-c",
+                str(config),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=sink,
+                stderr=sink,
+                pass_fds=[lock],
+                preexec_fn=_die_with_parent,
+            )
+    finally:
+        os.close(lock)
     try:
         await _wait_ready(process, host, port, log, deadline_s)
         yield BundledServer(f"nats://{host}:{port}", process, log)

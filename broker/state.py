@@ -4,6 +4,7 @@ The lineage rises by one at every start of a learner, by compare-and-set; a lear
 no longer the highest must stop before any further effect.
 """
 
+import asyncio
 from pathlib import Path
 
 import msgspec
@@ -27,6 +28,8 @@ MODEL_FILES = (
     "merges.txt",
     "tokenizer.model",
 )
+_OBJECT_S = 30.0
+"""Limit of one file: the client waits for ever for chunks that a lost broker did not send."""
 RUNNING, FINISHED = "running", "finished"
 
 
@@ -79,9 +82,17 @@ class RunState:
     async def raise_lineage(self) -> int:
         """Become the newest learner: compare-and-set the lineage to one above the last.
 
+        Where the broker's answer was lost it may rise by two, which fences as well.
+
         Raises:
             BrokerError: other learners kept winning the race.
         """
+        async for attempt in Retry(self._connection, "raising the lineage"):
+            with attempt:
+                return await self._raise_lineage()
+        raise AssertionError("unreachable")
+
+    async def _raise_lineage(self) -> int:
         kv = await self._kv()
         for _ in range(20):
             try:
@@ -123,16 +134,27 @@ class RunState:
 
     async def put_model_files(self, folder: Path) -> None:
         """Store the tokenizer and model configuration of a Hugging Face folder."""
-        store = await self._connection.js.create_object_store(bucket=self._names.model_bucket)
-        for name in MODEL_FILES:
-            path = folder / name
-            if path.exists():
-                await store.put(name, path.read_bytes())
+        paths = [folder / name for name in MODEL_FILES if (folder / name).exists()]
+        for path in paths:
+            async for attempt in Retry(self._connection, f"storing the model's {path.name}"):
+                with attempt:
+                    store = await self._connection.js.create_object_store(
+                        bucket=self._names.model_bucket
+                    )
+                    await store.put(path.name, path.read_bytes())
 
     async def fetch_model_files(self, folder: Path) -> None:
         """Write the run's tokenizer and model configuration into a folder."""
-        store = await self._connection.js.object_store(bucket=self._names.model_bucket)
         folder.mkdir(parents=True, exist_ok=True)
-        for info in await store.list():
-            with (folder / Path(info.name).name).open("wb") as sink:
-                await store.get(info.name, writeinto=sink)
+        bucket, names = self._names.model_bucket, list[str]()
+        async for attempt in Retry(self._connection, "listing the model's files"):
+            with attempt:
+                async with asyncio.timeout(_OBJECT_S):
+                    store = await self._connection.js.object_store(bucket)
+                    names = [info.name for info in await store.list()]
+        for name in names:
+            async for attempt in Retry(self._connection, f"fetching the model's {name}"):
+                with attempt, (folder / Path(name).name).open("wb") as sink:
+                    async with asyncio.timeout(_OBJECT_S):
+                        store = await self._connection.js.object_store(bucket)
+                        await store.get(name, writeinto=sink)

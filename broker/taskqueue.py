@@ -4,6 +4,8 @@ A task leaves the queue when its actor acknowledges it, after the last slot of t
 An actor that dies stops its heartbeats and the broker gives the task to another one.
 """
 
+import uuid
+
 import nats.errors
 import nats.js.errors
 from nats.aio.msg import Msg
@@ -13,7 +15,7 @@ from nats.js.client import JetStreamContext
 from headrace.broker.connection import Connection, Retry
 from headrace.broker.records import Issued, Task, decode, encode
 from headrace.broker.subjects import RunNames
-from headrace.errors import RecordError
+from headrace.errors import RecordError, RunMismatchError
 
 
 class HeldTask:
@@ -110,14 +112,24 @@ class TaskQueue:
         raise AssertionError("unreachable")
 
     async def depths(self, pools: list[str]) -> dict[str, tuple[int, int]]:
-        """For each pool the tasks that wait and the tasks that are held."""
+        """For each pool the tasks that wait and the tasks that are held.
+
+        Raises:
+            RunMismatchError: the run has no such pool.
+        """
         depths = {}
         for pool in pools:
             async for attempt in Retry(self._connection, f"asking for the depth of pool {pool}"):
                 with attempt:
-                    info = await self._connection.js.consumer_info(
-                        self._names.tasks_stream, self._names.pool_consumer(pool)
-                    )
+                    try:
+                        info = await self._connection.js.consumer_info(
+                            self._names.tasks_stream, self._names.pool_consumer(pool)
+                        )
+                    except nats.js.errors.NotFoundError as error:
+                        raise RunMismatchError(
+                            f"run {self._names.run!r} has no pool {pool!r}: the domains given are "
+                            "not the run's; give the run's own configuration"
+                        ) from error
                     depths[pool] = (info.num_pending or 0, info.num_ack_pending or 0)
         return depths
 
@@ -149,9 +161,11 @@ class TaskQueue:
     async def begin(self, group: int) -> int:
         """Count one more started attempt on a group; returns how many were started so far."""
         subject = self._names.start(group)
+        # a start whose answer was lost must not be counted again by the retry
+        headers = {"Nats-Msg-Id": f"start-{group}-{uuid.uuid4().hex}"}
         async for attempt in Retry(self._connection, f"counting an attempt on group {group}"):
             with attempt:
-                await self._connection.js.publish(subject, b"", timeout=10)
+                await self._connection.js.publish(subject, b"", timeout=10, headers=dict(headers))
                 info = await self._connection.js.stream_info(
                     self._names.starts_stream, subjects_filter=subject
                 )

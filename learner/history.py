@@ -5,12 +5,12 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from headrace.broker.connection import connected
+from headrace.broker.connection import connected, without_credentials
 from headrace.broker.runlog import Entry, RunLog
-from headrace.broker.server import bundled_server, is_loopback
+from headrace.broker.server import bundled_server, is_loopback, is_open, is_refused
 from headrace.broker.subjects import RunNames
 from headrace.config import Config
-from headrace.errors import BrokerError, ConfigError, DeadlineError
+from headrace.errors import BrokerError, ConfigError, DeadlineError, LogError
 from headrace.learner import archive
 
 logger = logging.getLogger(__name__)
@@ -41,9 +41,10 @@ async def read_history(config: Config) -> AsyncIterator[Entry]:
                 connected(url, name="history", deadline_s=_ANSWER_S)
             )
         except BrokerError:
-            if not (is_loopback(url) and (store / "data").exists()):
+            if not _may_open(store, url):
                 if position:
-                    logger.warning("no broker at %s: reading the archive alone", url)
+                    shown = without_credentials(url)
+                    logger.warning("no broker answers at %s: reading the archive alone", shown)
                     return
                 raise
             server = await stack.enter_async_context(bundled_server(store))
@@ -59,8 +60,27 @@ async def read_history(config: Config) -> AsyncIterator[Entry]:
         if identity is not None and log.identity != identity:
             logger.warning("the broker holds another run of this name: reading the archive alone")
             return
-        await log.check_position(position)
-        while entries := await log.read(position):
-            for entry in entries:
-                yield entry
-            position = entries[-1].seq
+        async for entry in _behind(log, run_dir / "archive", position):
+            yield entry
+
+
+async def _behind(log: RunLog, folder: Path, position: int) -> AsyncIterator[Entry]:
+    """Records of the log behind a position; what a running learner purges, from its archive."""
+    while True:
+        try:
+            await log.check_position(position)
+            entries = await log.read(position)
+        except LogError:
+            entries = [entry for entry in archive.read(folder) if entry.seq > position]
+            if not entries:
+                raise
+        if not entries:
+            return
+        for entry in entries:
+            yield entry
+        position = entries[-1].seq
+
+
+def _may_open(store: Path, url: str) -> bool:
+    """Whether the run's own broker is down: its store lies here and no server has it open."""
+    return is_loopback(url) and (store / "data").exists() and is_refused(url) and not is_open(store)

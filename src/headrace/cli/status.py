@@ -36,7 +36,7 @@ async def _status(config: Config) -> dict[str, Any]:
     import msgspec
 
     from headrace.broker import leases
-    from headrace.broker.connection import connected
+    from headrace.broker.connection import Retry, connected
     from headrace.broker.runlog import RunLog
     from headrace.broker.state import RunState
     from headrace.broker.subjects import RunNames
@@ -48,7 +48,10 @@ async def _status(config: Config) -> dict[str, Any]:
         log = await RunLog.attach(connection, names)
         info = await log.info()
         current = await RunState(connection, names).current()
-        alive = await leases.alive(connection, names)
+        alive: list[leases.Lease] = []
+        async for attempt in Retry(connection, "reading the leases"):
+            with attempt:
+                alive = await leases.alive(connection, names)
         pools = sorted({domain.pool for domain in config.domains} or {"default"})
         depths = await TaskQueue(connection, names).depths(pools)
     progress = read_progress(Path(config.run.dir))
@@ -80,6 +83,9 @@ async def _status(config: Config) -> dict[str, Any]:
             "issued": progress.issued if progress else 0,
             "trained": progress.trained if progress else 0,
             "filtered": progress.filtered if progress else 0,
+            "outstanding": (
+                progress.issued - progress.trained - progress.filtered if progress else None
+            ),
         },
         "queues": {pool: {"waiting": w, "held": h} for pool, (w, h) in depths.items()},
         "log": {"first": info.first_seq, "last": info.last_seq, "bytes": info.bytes},
@@ -110,10 +116,12 @@ def _show(status: dict[str, Any]) -> None:
         )
     console.print(table)
     window, log = status["window"], status["log"]
-    console.print(
-        f"groups: {window['issued']} issued, {window['trained']} trained, {window['filtered']} "
-        f"filtered; at most {window['limit']} outstanding"
-    )
+    if window["outstanding"] is not None:
+        console.print(
+            f"groups: {window['issued']} issued, {window['trained']} trained, "
+            f"{window['filtered']} filtered; {window['outstanding']} of at most "
+            f"{window['limit']} outstanding"
+        )
     for pool, depth in status["queues"].items():
         console.print(f"pool {pool}: {depth['waiting']} tasks waiting, {depth['held']} held")
     console.print(f"log: records {log['first']} to {log['last']}, {log['bytes'] / 1e6:.1f} MB")

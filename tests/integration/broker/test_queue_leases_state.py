@@ -1,18 +1,23 @@
 """Task queue, leases and run state on a real nats-server."""
 
 import asyncio
+import os
+import signal
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
+import nats.errors
 import pytest
 
 from headrace.broker import leases
-from headrace.broker.connection import connected
-from headrace.broker.records import Issued, TaskRef
+from headrace.broker.connection import connect, connected
+from headrace.broker.records import Issued, TaskRef, encode
 from headrace.broker.server import bundled_server
 from headrace.broker.state import Current, RunState
 from headrace.broker.subjects import RunNames
 from headrace.broker.taskqueue import TaskQueue
-from headrace.errors import FencedError
+from headrace.errors import FencedError, RunMismatchError
 
 pytestmark = pytest.mark.nats
 NAMES = RunNames("t")
@@ -69,6 +74,68 @@ async def test_started_attempts_are_counted_per_group(tmp_path: Path) -> None:
         queue = TaskQueue(connection, NAMES)
         await queue.create(["p"], ack_wait_s=30)
         assert [await queue.begin(1), await queue.begin(1), await queue.begin(2)] == [1, 2, 1]
+
+
+async def test_a_start_whose_answer_was_lost_is_counted_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with (
+        bundled_server(tmp_path) as server,
+        connected(server.url, name="t", deadline_s=5) as connection,
+    ):
+        queue = TaskQueue(connection, NAMES)
+        await queue.create(["p"], ack_wait_s=30)
+        publish, lost = connection.js.publish, []
+
+        async def lossy(*args: object, **options: object) -> object:
+            ack = await publish(*args, **options)  # type: ignore[arg-type]
+            if not lost:
+                lost.append(ack)
+                raise nats.errors.TimeoutError
+            return ack
+
+        monkeypatch.setattr(connection.js, "publish", lossy)
+        assert await queue.begin(1) == 1
+        assert lost
+        assert await queue.begin(1) == 2
+
+
+async def test_a_pool_that_the_run_does_not_have_is_named(tmp_path: Path) -> None:
+    async with (
+        bundled_server(tmp_path) as server,
+        connected(server.url, name="t", deadline_s=5) as connection,
+    ):
+        queue = TaskQueue(connection, NAMES)
+        await queue.create(["p"], ack_wait_s=30)
+        with pytest.raises(RunMismatchError, match="run 't' has no pool 'q'"):
+            await queue.depths(["p", "q"])
+
+
+LEASE = leases.Lease(role="actor", id="a1", pid=1, host="h", started=0.0, status="sampling")
+
+
+async def test_a_lease_that_cannot_be_read_is_passed_over(tmp_path: Path) -> None:
+    async with (
+        bundled_server(tmp_path) as server,
+        connected(server.url, name="t", deadline_s=5) as connection,
+    ):
+        await leases.create(connection, NAMES)
+        await leases.renew(connection, NAMES, LEASE)
+        foreign = encode(msgspec.structs.replace(LEASE, protocol=99))
+        await connection.js.publish(NAMES.lease("actor", "a0"), foreign)
+        await connection.js.publish(NAMES.lease("learner", "l"), b"not a record")
+        assert await leases.alive(connection, NAMES) == [LEASE]
+
+
+async def test_a_lease_is_renewed_on_a_broker_that_forgot_the_stream(tmp_path: Path) -> None:
+    async with (
+        bundled_server(tmp_path) as server,
+        connected(server.url, name="t", deadline_s=5) as connection,
+    ):
+        await leases.create(connection, NAMES)
+        await connection.js.delete_stream(NAMES.lease_stream)
+        await leases.renew(connection, NAMES, LEASE)
+        assert await leases.alive(connection, NAMES) == [LEASE]
 
 
 async def test_a_lease_is_listed_until_released(tmp_path: Path) -> None:
@@ -140,3 +207,35 @@ async def test_model_files_and_the_current_version_travel_through_the_broker(
         await state.fetch_model_files(tmp_path / "copy")
         assert {p.name for p in (tmp_path / "copy").iterdir()} == {"config.json", "tokenizer.json"}
         assert (tmp_path / "copy" / "tokenizer.json").read_bytes() == b"x" * 3_000_000
+
+
+async def test_what_a_run_keeps_beside_its_log_outlasts_a_short_loss_of_the_broker(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    async with bundled_server(tmp_path / "nats") as server:
+        port = int(server.url.rpartition(":")[2])
+        connection = await connect(server.url, name="t", deadline_s=30)
+        # one request waits for less than the broker is away
+        hasty = replace(connection, js=connection.nc.jetstream(timeout=0.5))
+        state, other = RunState(hasty, NAMES), RunState(hasty, RunNames("other"))
+        await state.create()
+        await other.put_model_files(folder)
+        os.kill(server.process.pid, signal.SIGKILL)
+        await server.process.wait()
+        work = asyncio.gather(
+            state.raise_lineage(),
+            state.put_model_files(folder),
+            other.fetch_model_files(tmp_path / "copy"),
+        )
+        await asyncio.wait({work}, timeout=1.5)
+        async with bundled_server(tmp_path / "nats", port=port):
+            lineage, *_ = await asyncio.wait_for(work, 30)
+            assert lineage >= 1
+            assert await state.get("lineage") == str(lineage).encode()
+            await state.fetch_model_files(tmp_path / "again")
+            await connection.close()
+    assert (tmp_path / "copy" / "config.json").read_text() == "{}"
+    assert (tmp_path / "again" / "config.json").read_text() == "{}"

@@ -1,0 +1,59 @@
+"""`headrace status` on a real broker."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import nats.errors
+import pytest
+
+from headrace.broker import leases
+from headrace.broker.connection import connected
+from headrace.broker.runlog import RunLog
+from headrace.broker.server import bundled_server
+from headrace.broker.subjects import RunNames
+from headrace.broker.taskqueue import TaskQueue
+from headrace.cli import status
+from headrace.config import Config, load
+from headrace.monitor.progress import Progress, write_progress
+
+pytestmark = pytest.mark.nats
+NAMES = RunNames("t")
+
+
+@pytest.fixture
+async def config(tmp_path: Path) -> AsyncIterator[Config]:
+    async with (
+        bundled_server(tmp_path / "broker") as server,
+        connected(server.url, name="t", deadline_s=5) as connection,
+    ):
+        await leases.create(connection, NAMES)
+        await TaskQueue(connection, NAMES).create(["default"], ack_wait_s=30)
+        await RunLog.create(connection, NAMES, max_bytes=64 << 20)
+        yield load([], [f"run.dir={tmp_path}", "run.name=t", f"broker.url={server.url}"])
+
+
+async def test_the_outstanding_groups_are_shown(
+    config: Config, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_progress(Path(config.run.dir), Progress(issued=31, trained=24, filtered=2))
+    found = await status._status(config)
+    assert found["window"]["outstanding"] == 5
+    status._show(found)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"5 of at most {found['window']['limit']} outstanding" in shown
+
+
+async def test_a_lost_answer_about_the_leases_is_asked_for_again(
+    config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alive, lost = leases.alive, []
+
+    async def lossy(*args: object) -> list[leases.Lease]:
+        if not lost:
+            lost.append(args)
+            raise nats.errors.TimeoutError
+        return await alive(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(leases, "alive", lossy)
+    assert (await status._status(config))["processes"] == []
+    assert lost
