@@ -20,7 +20,12 @@ import torch
 from nats.aio.msg import Msg
 
 from headrace.actor.pull import Held, Puller
-from headrace.broker.broadcast import BroadcastGroup, local_address, reach_store
+from headrace.broker.broadcast import (
+    BroadcastGroup,
+    default_device,
+    local_address,
+    reach_store,
+)
 from headrace.broker.connection import Connection
 from headrace.broker.host_weights import HostWeights
 from headrace.broker.records import decode, encode
@@ -105,7 +110,7 @@ class WeightReceiver:
             engine: what the versions are for.
             ident: id of this actor, the one in its lease.
             round_s: `weights.round_s`: longest time that a round may keep this actor from pulling.
-            device: where broadcast buckets lie: a CUDA device (NCCL) or the CPU (gloo, default).
+            device: where broadcast buckets lie, by default `default_device()`.
             on_applied: called after every applied version.
         """
         self._connection = connection
@@ -113,7 +118,7 @@ class WeightReceiver:
         self._actor = ident
         self._engine = engine
         self._round_s = round_s
-        self._device = device or torch.device("cpu")
+        self._device = device or default_device()
         self._on_applied = on_applied
         self._channel = WeightChannel(connection, names)
         self._puller = Puller(self._channel)
@@ -121,6 +126,7 @@ class WeightReceiver:
         self._spare: HostWeights | None = None
         self._round: _Round | None = None
         self._pulling = False
+        self._applying = asyncio.Lock()
         self._group: BroadcastGroup | None = None
         self._wake = asyncio.Event()
         self._changed = asyncio.Condition()
@@ -219,19 +225,21 @@ class WeightReceiver:
         self, manifest: Manifest, weights: HostWeights, way: str, started: float
     ) -> None:
         transfer_s = time.perf_counter() - started
-        if not supersedes(manifest.version, manifest.lineage, self._served):
-            self._spare = weights
-            return
-        try:
-            report = await self._engine.apply(weights, version=manifest.version)
-        except EngineError as error:
-            self._fatal = error
-            await self._announce()
-            return
-        self._spare = self._held.weights if self._held is not None else None
-        self._held = Held(weights, manifest.weights_hash)
-        self._served = (manifest.version, manifest.lineage)
-        self._trouble = ""
+        # a pull and a broadcast may end together; the later one must see what the first applied
+        async with self._applying:
+            if not supersedes(manifest.version, manifest.lineage, self._served):
+                self._spare = weights
+                return
+            try:
+                report = await self._engine.apply(weights, version=manifest.version)
+            except EngineError as error:
+                self._fatal = error
+                await self._announce()
+                return
+            self._spare = self._held.weights if self._held is not None else None
+            self._held = Held(weights, manifest.weights_hash)
+            self._served = (manifest.version, manifest.lineage)
+            self._trouble = ""
         self._on_applied(
             Received(manifest.version, manifest.lineage, way, transfer_s, report.pause_s)
         )
@@ -254,6 +262,8 @@ class WeightReceiver:
         current = self._round
         if current is None or time.monotonic() - current.started < self._round_s:
             return
+        if self._applying.locked():
+            return  # its weights are on their way into the engine
         if current.receiving is None or current.receiving.done():
             self._trouble = f"the broadcast of weights {current.manifest.version} was not finished"
             self._round = None

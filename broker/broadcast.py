@@ -5,6 +5,7 @@ may hold two memberships at a time, and a failed one takes nothing down. NCCL on
 """
 
 import collections
+import os
 import socket
 import threading
 import time
@@ -20,6 +21,13 @@ from headrace.broker.weights import bucket_ranges
 from headrace.errors import ConfigError, WeightError
 
 _IN_FLIGHT = 2
+
+
+def default_device() -> torch.device:
+    """Where buckets lie: on the process's current GPU (NCCL), or on the CPU where there is none."""
+    if torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
 
 
 def open_store(host: str, *, timeout_s: float) -> TCPStore:
@@ -185,6 +193,9 @@ def _backend(
 ) -> Any:
     timeout = timedelta(seconds=timeout_s)
     if device.type == "cuda":
+        # torch takes this only from the environment, when it makes a group. Without it no wait
+        # has a deadline, and torch ends the whole process when a peer has died.
+        os.environ["TORCH_NCCL_BLOCKING_WAIT"] = "1"
         nccl = dist.ProcessGroupNCCL.Options()
         nccl._timeout = timeout
         return dist.ProcessGroupNCCL(store, rank, size, nccl)

@@ -6,6 +6,7 @@ deadline at most; whoever missed it pulls.
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Sequence
@@ -57,7 +58,7 @@ class Broadcaster:
         interface: str,
         round_s: float,
         prepare_s: float = 3.0,
-        device: torch.device | None = None,
+        device: torch.device,
     ) -> None:
         """Listen for actors.
 
@@ -68,7 +69,7 @@ class Broadcaster:
             interface: address on which the store listens and buckets are sent.
             round_s: deadline of the buckets and of the commit, in seconds.
             prepare_s: how long an actor may take to answer; one that does not is left out.
-            device: a CUDA device broadcasts by NCCL; the CPU (default) by gloo.
+            device: a CUDA device broadcasts by NCCL; the CPU by gloo.
         """
         self._nc = nc
         self._names = names
@@ -76,7 +77,7 @@ class Broadcaster:
         self._interface = interface
         self._round_s = round_s
         self._prepare_s = prepare_s
-        self._device = device or torch.device("cpu")
+        self._device = device
         self._store = open_store(interface, timeout_s=_JOIN_S)
         self._membership: Membership | None = None
         self._numbered = 0
@@ -131,7 +132,9 @@ class Broadcaster:
         """Tell actors that a version can be pulled."""
         data = encode(Offer(version=version, lineage=lineage))
         for actor in actors:
-            await self._nc.publish(self._names.control(actor), data)
+            # an actor that gets no offer finds the version by its poll
+            with contextlib.suppress(nats.errors.Error):
+                await self._nc.publish(self._names.control(actor), data)
 
     async def close(self) -> None:
         """Leave the membership and close the store."""

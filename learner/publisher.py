@@ -7,14 +7,17 @@ can be pulled) -> purge below a new anchor -> offer to whoever missed the broadc
 
 import asyncio
 import hashlib
+import logging
 import time
 from collections.abc import Awaitable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
+import nats.errors
 import torch
 
 from headrace.broker import leases
+from headrace.broker.broadcast import default_device
 from headrace.broker.connection import Connection
 from headrace.broker.delta import encode_delta
 from headrace.broker.host_weights import HostWeights, layout_of
@@ -34,6 +37,7 @@ from headrace.config import Weights
 from headrace.errors import FencedError
 from headrace.learner.broadcaster import Broadcaster
 
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _LARGEST_DELTA = 0.5  # of the full bytes; a larger one is stored as an anchor
@@ -91,7 +95,7 @@ class WeightPublisher:
             names: names of the run.
             settings: the `weights` table of the configuration.
             lineage: of this learner.
-            device: where broadcast buckets lie: a CUDA device (NCCL) or the CPU (gloo, default).
+            device: where broadcast buckets lie, by default `default_device()`.
         """
         self._channel = WeightChannel(connection, names)
         self._connection = connection
@@ -99,7 +103,7 @@ class WeightPublisher:
         self._settings = settings
         self._lineage = lineage
         self._bucket_bytes = max(settings.bucket_bytes // ALIGNMENT, 1) * ALIGNMENT
-        self._device = device
+        self._device = device or default_device()
         self._broadcaster: Broadcaster | None = None
         self._chain: list[Link] = []
         self._head_seq = 0
@@ -126,7 +130,12 @@ class WeightPublisher:
         )
 
     async def _actors(self) -> list[leases.Lease]:
-        alive = await leases.alive(self._connection, self._names)
+        try:
+            alive = await leases.alive(self._connection, self._names)
+        except (nats.errors.Error, TimeoutError) as error:
+            # whoever is there pulls; a broadcast is only the quicker way
+            logger.debug("leases not read: %r", error)
+            return []
         return [lease for lease in alive if lease.role == "actor"]
 
     def _stage(self, version: int, tensors: Mapping[str, torch.Tensor]) -> _Staged:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import nats.errors
 import pytest
 import torch
 from tests.integration.weight_actor import HandMadePeer, actor, announce
@@ -51,7 +52,7 @@ async def connection(tmp_path: Path) -> AsyncIterator[Connection]:
 
 @contextlib.asynccontextmanager
 async def publishing(connection: Connection, lineage: int = 1) -> AsyncIterator[WeightPublisher]:
-    publisher = WeightPublisher(connection, NAMES, SETTINGS, lineage=lineage)
+    publisher = WeightPublisher(connection, NAMES, SETTINGS, lineage=lineage, device=CPU)
     try:
         yield publisher
     finally:
@@ -105,6 +106,20 @@ async def test_members_get_the_broadcast_and_a_group_is_built_only_when_they_cha
                 await one.receiver.wait_for(2, deadline_s=10)
                 assert same(one.engine.tensors, model(2))
                 assert one.received[-1].way == "broadcast"
+
+
+async def test_a_version_is_published_though_the_leases_cannot_be_read(
+    connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def unread(*_: object) -> list[leases.Lease]:
+        raise nats.errors.TimeoutError
+
+    async with publishing(connection) as publisher, actor(connection, NAMES, "a") as a:
+        monkeypatch.setattr(leases, "alive", unread)
+        assert (await publisher.publish(0, model(0))).reached == []
+        assert await publisher.offer() == []
+        await a.receiver.wait_for(0, deadline_s=10)
+        assert same(a.engine.tensors, model(0))
 
 
 async def test_deltas_are_pulled_upon_what_is_held_and_anchors_bound_the_chain(

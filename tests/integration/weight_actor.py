@@ -63,7 +63,13 @@ async def actor(
     engine = FakeEngine()
     received: list[Received] = []
     receiver = WeightReceiver(
-        connection, names, engine, ident=ident, round_s=round_s, on_applied=received.append
+        connection,
+        names,
+        engine,
+        ident=ident,
+        round_s=round_s,
+        device=torch.device("cpu"),
+        on_applied=received.append,
     )
     async with receiver:
         await announce(connection, names, ident)
