@@ -1,13 +1,24 @@
 """Every role dies by SIGKILL in the middle of its work, and nothing is lost or trained twice."""
 
+import subprocess
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import pytest
-from tests.chaos.commands import Commands, kill
+from tests.chaos.commands import Commands, kill, seeded, shuffled
 
-STEPS = 24
+STEPS = 32
 BATCH = 4
+ROLES = ["broker", "learner", "actor"]
+
+
+def holding(run: Commands, actors: "list[subprocess.Popen[bytes]]") -> bool:
+    return any(run.held_by(actor) for actor in actors)
+
+
+def beyond(run: Commands, steps: int) -> bool:
+    return run.steps() > steps
 
 
 @pytest.mark.vllm
@@ -18,23 +29,26 @@ def test_after_a_kill_of_every_role_the_ledger_is_whole_and_the_weights_are_thos
     tmp_path: Path,
 ) -> None:
     settings = [f"learner.steps={STEPS}", "attempts.ack_wait_s=5", "probes.tasks=4"]
+    chance = seeded()
     with Commands(tmp_path / "run", *settings) as run:
-        processes = run.start_in_random_order(["broker", "learner", "actor"])
-        run.until(lambda: run.steps() >= 2, processes["learner"], deadline_s=240)
-
+        processes = run.start_in_order(shuffled(ROLES, chance))
+        run.until(lambda: run.steps() >= 1, processes["learner"], deadline_s=240)
         second = run.start("actor")  # joins while the run goes on
-        kill(processes["learner"])
-        learner = run.start("learner")
-        before = run.steps()
-        run.until(lambda: run.steps() > before, learner, deadline_s=120)
 
-        kill(processes["broker"])
-        run.start("broker")
-        before = run.steps()
-        run.until(lambda: run.steps() > before, learner, deadline_s=120)
+        for role in shuffled(ROLES, chance):
+            victim = processes[role]
+            # broker and learner are in mid-work while samples are being made for them
+            workers = [victim] if role == "actor" else [processes["actor"], second]
+            run.until(partial(holding, run, workers), processes["learner"], deadline_s=120)
+            assert victim.poll() is None, f"the {role} lives until it is killed"
+            assert run.steps() < STEPS, "the run is not over"
+            kill(victim)
+            before = run.steps()
+            if role != "actor":  # the second one does what this one held
+                processes[role] = run.start(role)
+            run.until(partial(beyond, run, before), processes["learner"], deadline_s=240)
 
-        kill(processes["actor"])
-        assert learner.wait(240) == 0, run.output("learner")
+        assert processes["learner"].wait(240) == 0, run.output("learner")
         assert second.wait(60) == 0, run.output("actor")
 
         ledger = run.ledger()
