@@ -28,7 +28,7 @@ from headrace.config import Config
 from headrace.environments.protocol import EnvironmentFailure, Task
 from headrace.environments.registry import get_domain
 from headrace.errors import DeadlineError, RecordError, RunMismatchError, TaskError
-from headrace.process import first_error
+from headrace.process import first_error, in_background
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,11 @@ class Weights(Protocol):
 
 
 class RolloutWorker:
-    """Runs the tasks of some pools on one engine, at most `actors.samples_in_flight` samples."""
+    """Runs the tasks of some pools on one engine.
+
+    A task is asked for while fewer than `actors.samples_in_flight` samples are in flight, and it
+    brings a whole group: together the pools may exceed that number by a group each.
+    """
 
     def __init__(
         self,
@@ -111,6 +115,8 @@ class RolloutWorker:
 
     async def _take(self, pool: str, tasks: asyncio.TaskGroup) -> None:
         while True:
+            if _is_cancelled():
+                raise asyncio.CancelledError
             async with self._room:
                 await self._room.wait_for(
                     lambda: self._in_flight < self._config.actors.samples_in_flight
@@ -126,9 +132,7 @@ class RolloutWorker:
                 continue
             if held is None:
                 continue
-            current = asyncio.current_task()
-            if current is not None and current.cancelling():
-                # a request that ends at the moment of the cancellation swallows it
+            if _is_cancelled():
                 await self._give_up(held)
                 raise asyncio.CancelledError
             self._in_flight += held.issued.group_size
@@ -137,7 +141,7 @@ class RolloutWorker:
 
     async def _run_group(self, held: HeldTask) -> None:
         issued = held.issued
-        keeping = asyncio.ensure_future(self._keep(held))
+        keeping = in_background(self._keep(held), f"keeping the task of group {issued.ordinal}")
         try:
             await self._run_slots(issued)
             await held.done()
@@ -276,3 +280,9 @@ class RolloutWorker:
             self.counters["sampled_tokens"] += len(record.logprobs)
         else:
             self.counters["failures"] += 1
+
+
+def _is_cancelled() -> bool:
+    """Whether this task was cancelled: a request that ends at that moment swallows it."""
+    current = asyncio.current_task()
+    return current is not None and current.cancelling() > 0

@@ -82,6 +82,21 @@ async def race(*work: Coroutine[Any, Any, T]) -> T:
                 task.exception()
 
 
+def in_background(work: Coroutine[Any, Any, None], what: str) -> "asyncio.Task[None]":
+    """Start work that goes on beside its owner until cancelled.
+
+    Nobody awaits it, so an error that ends it is logged, with its traceback, when it happens.
+    """
+
+    def ended(task: "asyncio.Task[None]") -> None:
+        if not task.cancelled() and task.exception() is not None:
+            logger.error("%s ended: %r", what, task.exception(), exc_info=task.exception())
+
+    task = asyncio.create_task(work)
+    task.add_done_callback(ended)
+    return task
+
+
 def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
     """The first plain error in a group of simultaneous ones; the others follow from it."""
     error: BaseException = group
@@ -129,13 +144,13 @@ async def leased(
                 logger.debug("lease not renewed: %r", error)
             await asyncio.sleep(leases.RENEW_S)
 
-    renewing = asyncio.ensure_future(keep_renewing())
+    renewing = in_background(keep_renewing(), f"renewing the lease of {role} {ident}")
     try:
         yield
     finally:
-        renewing.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await renewing
+        while not renewing.done():
+            renewing.cancel()
+            await asyncio.wait({renewing}, timeout=1)
         with contextlib.suppress(nats.errors.Error, TimeoutError):
             await asyncio.wait_for(leases.release(connection, names, role, ident), 2)
 
