@@ -191,6 +191,8 @@ class RolloutWorker:
                 )
             return
         task = self._task(issued)
+        if _is_cancelled():
+            raise asyncio.CancelledError
         async with asyncio.TaskGroup() as group:
             for index in slots:
                 group.create_task(self._run_slot(issued, task, index, attempt, taken))

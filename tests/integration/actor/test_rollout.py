@@ -4,6 +4,7 @@ The real engine and the real jail run the same worker in the tests of whole runs
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -30,8 +31,8 @@ from headrace.broker.records import (
 from headrace.broker.runlog import RunLog
 from headrace.broker.server import bundled_server
 from headrace.broker.subjects import RunNames
-from headrace.broker.taskqueue import TaskQueue
-from headrace.clock import SystemClock
+from headrace.broker.taskqueue import HeldTask, TaskQueue
+from headrace.clock import Clock, SystemClock
 from headrace.config import Config, load
 from headrace.environments.protocol import EnvironmentFailure, Message, Observation, Task
 from headrace.errors import DeadlineError, EngineError, RunMismatchError
@@ -118,10 +119,10 @@ class Bench:
     engine: ScriptedEngine
     limit: int = 1 << 20
 
-    def worker(self) -> RolloutWorker:
+    def worker(self, clock: Clock | None = None) -> RolloutWorker:
         return RolloutWorker(
             self.config, self.connection, NAMES, self.log, self.engine, self.chat,
-            ScriptedWeights(), actor="a", sample_limit=self.limit, clock=SystemClock(),
+            ScriptedWeights(), actor="a", sample_limit=self.limit, clock=clock or SystemClock(),
         )  # fmt: skip
 
     async def issue(self, *, size: int = 2, version: int = 0) -> None:
@@ -254,6 +255,26 @@ async def test_a_worker_behind_the_tasks_version_hands_it_back_and_says_why(benc
     assert "version 9" in worker.unhealthy
     assert bench.engine.asked == 0
     assert await bench.queue.groups() == {0}
+
+
+class HurriedClock(SystemClock):
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(0)
+
+
+async def test_an_error_that_ends_a_tasks_heartbeat_is_logged_and_the_worker_can_be_stopped(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def broken(_: HeldTask) -> None:
+        raise KeyError("reply")
+
+    monkeypatch.setattr(HeldTask, "keep", broken)
+    await bench.issue()
+    with caplog.at_level(logging.ERROR):
+        # stopped while it asks the broker, whose answer may swallow the cancellation
+        async with working(bench.worker(HurriedClock())), asyncio.timeout(10):
+            while "keeping the task of group 0 ended: KeyError" not in caplog.text:
+                await bench.log.info()
 
 
 async def test_a_failing_engine_ends_the_worker_and_hands_the_task_back(bench: Bench) -> None:
