@@ -75,7 +75,8 @@ class Actors(Section, frozen=True, kw_only=True):
     count: int = 1
     """Actors that `headrace train` starts; more may join at any time."""
     samples_in_flight: int = 32
-    """Samples that one actor runs at the same time."""
+    """Samples that one actor runs at the same time; a task is taken while fewer run, so it may be
+    exceeded by a group per pool."""
     max_model_len: int = 1024
     """Longest sequence of an episode in tokens."""
     kv_cache_bytes: int = 256 << 20

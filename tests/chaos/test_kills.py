@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+
 from tests.chaos.commands import Commands, kill, seeded, shuffled
 
 STEPS = 32

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+
 from tests.chaos.commands import Commands, Process, family, processes
 
 pytestmark = [pytest.mark.vllm, pytest.mark.jail, pytest.mark.nats, pytest.mark.slow]

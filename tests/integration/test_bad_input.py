@@ -4,13 +4,13 @@ import socket
 from pathlib import Path
 
 import pytest
-from tests.chaos.commands import ROOT, Commands
 
 from headrace.broker.connection import connected
 from headrace.broker.server import bundled_server
 from headrace.broker.state import RunState
 from headrace.broker.subjects import RunNames
 from headrace.config import load, to_json
+from tests.chaos.commands import ROOT, Commands
 
 TINY = str(ROOT / "examples" / "tiny.toml")
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
-from tests.integration.learner.scripted import sample
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from headrace.config import Learner
 from headrace.learner.trainer import Trainer, TrainGroup
 from headrace.models import ensure_model
+from tests.integration.learner.scripted import sample
 
 NEW_TOKENS = 12
 VLLM = f"""

@@ -10,7 +10,6 @@ from pathlib import Path
 import nats.errors
 import pytest
 import torch
-from tests.integration.weight_actor import HandMadePeer, actor, announce
 
 from headrace.actor.pull import Held, Puller
 from headrace.broker import leases
@@ -32,6 +31,7 @@ from headrace.broker.weights import (
 from headrace.config import Weights
 from headrace.errors import ConfigError, DeadlineError, EngineError, FencedError, WeightError
 from headrace.learner.publisher import WeightPublisher
+from tests.integration.weight_actor import HandMadePeer, actor, announce
 
 pytestmark = pytest.mark.nats
 NAMES = RunNames("w")

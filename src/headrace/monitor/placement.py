@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from headrace.broker.connection import without_credentials
 from headrace.config import Config
 from headrace.errors import ConfigError
 from headrace.monitor.processes import Place
@@ -76,9 +77,11 @@ def starts_broker(url: str) -> bool:
         address = urlsplit(url)
         host, port = address.hostname, address.port
     except ValueError as error:
-        raise ConfigError(f"broker.url {url!r}: {error}") from error
+        raise ConfigError(f"broker.url {without_credentials(url)!r}: {error}") from error
     if not host or not port:
-        raise ConfigError(f"broker.url {url!r} must have the form nats://host:port")
+        raise ConfigError(
+            f"broker.url {without_credentials(url)!r} must have the form nats://host:port"
+        )
     if not _loopback(host):
         return False
     try:
@@ -93,7 +96,7 @@ def starts_broker(url: str) -> bool:
             f"port {port} on {host} is in use by something that is not a broker; "
             "set broker.url to a free port"
         )
-    logger.info("using the broker that answers at %s", url)
+    logger.info("using the broker that answers at %s", without_credentials(url))
     return False
 
 

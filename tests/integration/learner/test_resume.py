@@ -9,14 +9,14 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.chaos.commands import HEADRACE, Commands, kill, seeded
-from tests.integration.learner.scripted import acting
 
 from headrace.broker.records import Failed, decode
 from headrace.broker.runlog import RunLog
 from headrace.broker.server import bundled_server
 from headrace.broker.subjects import RunNames
 from headrace.learner.history import read_history
+from tests.chaos.commands import HEADRACE, Commands, kill, seeded
+from tests.integration.learner.scripted import acting
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow]
 STEPS = 16

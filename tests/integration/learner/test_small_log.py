@@ -4,12 +4,12 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from tests.chaos.commands import Commands
-from tests.integration.learner.scripted import acting
 
 from headrace.broker.runlog import RunLog
 from headrace.broker.server import bundled_server
 from headrace.broker.subjects import RunNames
+from tests.chaos.commands import Commands
+from tests.integration.learner.scripted import acting
 
 STEPS = 24
 LOG_BYTES = 64 << 20

@@ -2,7 +2,6 @@ import itertools
 
 import pytest
 import torch
-from tests.unit.kernels.cases import boundaries
 
 from headrace.kernels.attention.costs import (
     Segment,
@@ -16,6 +15,7 @@ from headrace.kernels.attention.launch import TABLE
 from headrace.kernels.attention.layout import Blocks, read_blocks, read_layout
 from headrace.kernels.attention.plan import Mask, key_tiles, query_tiles
 from headrace.kernels.attention.reference import attention_mask
+from tests.unit.kernels.cases import boundaries
 
 SIZES = [(16, 16), (32, 16), (16, 32), (48, 32)]
 

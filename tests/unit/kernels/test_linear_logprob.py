@@ -2,9 +2,9 @@ import math
 
 import pytest
 import torch
-from tests.unit.kernels.cases import head_inputs, head_results, relative_error
 
 from headrace.kernels import linear_logprob
+from tests.unit.kernels.cases import head_inputs, head_results, relative_error
 
 TOLERANCE = {
     torch.float64: 1e-13,

@@ -1,8 +1,8 @@
 import pytest
 import torch
-from tests.unit.kernels.cases import attention_inputs, boundaries, relative_error
 
 from headrace.kernels import Blocks, packed_attention
+from tests.unit.kernels.cases import attention_inputs, boundaries, relative_error
 
 TOLERANCE = {
     torch.float64: 1e-14,

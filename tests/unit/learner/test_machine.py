@@ -6,6 +6,12 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from headrace.broker.records import Failed, Skip, encode
+from headrace.broker.runlog import Entry
+from headrace.errors import LogError
+from headrace.learner.issuer import room
+from headrace.learner.machine import Corrupt, Machine, Snapshot
 from tests.unit.learner.logs import (
     NAMES,
     Log,
@@ -16,12 +22,6 @@ from tests.unit.learner.logs import (
     step,
     trajectory,
 )
-
-from headrace.broker.records import Failed, Skip, encode
-from headrace.broker.runlog import Entry
-from headrace.errors import LogError
-from headrace.learner.issuer import room
-from headrace.learner.machine import Corrupt, Machine, Snapshot
 
 configs = st.builds(
     run_config,

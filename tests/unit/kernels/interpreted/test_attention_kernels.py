@@ -1,8 +1,8 @@
 import pytest
 import torch
-from tests.unit.kernels.cases import attention_inputs, boundaries, relative_error
 
 from headrace.kernels import Blocks, packed_attention
+from tests.unit.kernels.cases import attention_inputs, boundaries, relative_error
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 1e-2}
 SPARSE = Blocks(32, torch.tensor([[0, -1], [0, -1], [1, 0], [0, 0], [0, -1]]))

@@ -2,9 +2,9 @@ import math
 
 import pytest
 import torch
-from tests.unit.kernels.cases import head_inputs, head_results, relative_error
 
 from headrace.kernels import linear_logprob
+from tests.unit.kernels.cases import head_inputs, head_results, relative_error
 
 TOLERANCE = {torch.float32: 5e-6, torch.float16: 2e-3, torch.bfloat16: 5e-3}
 

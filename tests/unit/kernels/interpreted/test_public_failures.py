@@ -6,6 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+
+import headrace.kernels
+from headrace.kernels import linear_logprob, packed_attention
+from headrace.kernels.attention.layout import read_layout
+from headrace.kernels.attention.plan import Mask, key_tiles, query_tiles
 from tests.unit.kernels.cases import (
     attention_inputs,
     boundaries,
@@ -13,11 +18,6 @@ from tests.unit.kernels.cases import (
     head_results,
     relative_error,
 )
-
-import headrace.kernels
-from headrace.kernels import linear_logprob, packed_attention
-from headrace.kernels.attention.layout import read_layout
-from headrace.kernels.attention.plan import Mask, key_tiles, query_tiles
 
 
 def run(inputs, lengths, backend="triton", **options):

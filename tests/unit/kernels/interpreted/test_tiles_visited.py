@@ -1,12 +1,12 @@
 import pytest
 import torch
-from tests.unit.kernels.cases import attention_inputs, boundaries
 
 from headrace.kernels.attention.launch import INTERPRETED
 from headrace.kernels.attention.layout import Blocks, read_blocks, read_layout
 from headrace.kernels.attention.plan import Mask, key_tiles, query_tiles
 from headrace.kernels.attention.reference import attention_mask
 from headrace.kernels.attention.triton_path import run_backward, run_forward
+from tests.unit.kernels.cases import attention_inputs, boundaries
 
 GROUP = torch.tensor([-1, 0, 0, -1])
 SPARSE = Blocks(32, torch.tensor([[-1, -1], [0, -1], [1, 0], [-1, 0], [-1, -1], [0, -1], [-1, -1]]))
