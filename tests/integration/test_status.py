@@ -46,7 +46,8 @@ async def test_the_outstanding_groups_are_shown(
 async def test_a_lost_answer_about_the_leases_is_asked_for_again(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    alive, lost = leases.alive, []
+    alive = leases.alive
+    lost: list[object] = []
 
     async def lossy(*args: object) -> list[leases.Lease]:
         if not lost:

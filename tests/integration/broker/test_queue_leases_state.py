@@ -85,7 +85,8 @@ async def test_a_start_whose_answer_was_lost_is_counted_once(
     ):
         queue = TaskQueue(connection, NAMES)
         await queue.create(["p"], ack_wait_s=30)
-        publish, lost = connection.js.publish, []
+        publish = connection.js.publish
+        lost: list[object] = []
 
         async def lossy(*args: object, **options: object) -> object:
             ack = await publish(*args, **options)  # type: ignore[arg-type]

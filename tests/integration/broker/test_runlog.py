@@ -152,7 +152,8 @@ async def test_a_purge_outlasts_a_short_loss_of_the_broker(
         log = await new_log(connection)
         for group in range(3):
             await log.decide(failed(group, 0), limit=9999, domain="d")
-        purge, lost = connection.js.purge_stream, []
+        purge = connection.js.purge_stream
+        lost: list[object] = []
 
         async def lossy(name: str, *, seq: int) -> bool:
             if not lost:
