@@ -105,11 +105,14 @@ def _lock(store: Path) -> int:
 
 
 def _settings(host: str, port: int, store: Path, credentials: str | None) -> str:
-    authorization = f"include {json.dumps(credentials)}\n" if credentials else ""
+    folder = json.dumps(str(store), ensure_ascii=False)
+    authorization = (
+        f"include {json.dumps(credentials, ensure_ascii=False)}\n" if credentials else ""
+    )
     return (
         f'host: "{host}"\nport: {port}\nserver_name: "headrace"\n'
         'max_payload: 8MB\nmax_pending: 256MB\nwrite_deadline: "10s"\n'
-        f"jetstream {{\n  store_dir: {json.dumps(str(store))}\n  sync_interval: always\n}}\n"
+        f"jetstream {{\n  store_dir: {folder}\n  sync_interval: always\n}}\n"
         f"{authorization}"
     )
 

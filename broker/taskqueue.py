@@ -4,6 +4,7 @@ A task leaves the queue when its actor acknowledges it, after the last slot of t
 An actor that dies stops its heartbeats and the broker gives the task to another one.
 """
 
+import contextlib
 import uuid
 
 import nats.errors
@@ -155,6 +156,10 @@ class TaskQueue:
         """Withdraw every open request for tasks; what is handed back then goes to another actor."""
         pulls, self._pulls = list(self._pulls.values()), {}
         for pull in pulls:
+            # what was delivered and not taken yet would wait for its heartbeat to lapse
+            with contextlib.suppress(nats.errors.TimeoutError):
+                for message in await pull.fetch(64, timeout=0.1):
+                    await message.nak()
             await pull.unsubscribe()
         await self._connection.nc.flush(timeout=2)
 

@@ -16,6 +16,7 @@ from headrace.broker.subjects import RunNames
 from headrace.broker.taskqueue import TaskQueue
 from headrace.clock import Clock
 from headrace.config import Config
+from headrace.errors import ConfigError
 from headrace.learner.curriculum import Curriculum
 from headrace.learner.machine import Group, Machine
 
@@ -86,6 +87,13 @@ class Issuer:
         self._clock = clock
         self._queue = TaskQueue(connection, names)
         self._sample = sample_limit(config.actors.max_model_len)
+        needed = _RESERVE_BYTES + 2 * (config.learner.group_size * self._sample + _RECORD_BYTES)
+        if config.broker.log_bytes < needed:
+            raise ConfigError(
+                f"broker.log_bytes {config.broker.log_bytes} cannot hold one group of "
+                f"{config.learner.group_size} samples of up to {self._sample} bytes; it must be at "
+                f"least {needed}"
+            )
         self._requeued_at = float("-inf")
         self._started = clock.time()
         self._deliveries = 0

@@ -121,7 +121,7 @@ class LearnerProcess:
             self._ident,
             started=self._started,
             status=self._phase(),
-            detail=self._waiting_for() if self._phase() == "training" else "",
+            detail=self._waiting_for() if self._published.is_set() else "",
             version=self._report.published,
             lineage=self._lineage,
         )
@@ -357,8 +357,17 @@ class LearnerProcess:
     def _waiting_for(self) -> str:
         if not self._actors:
             return "an actor; none is alive, start `headrace actor`"
+        pools = {domain.id: domain.pool for domain in self._config.domains}
+        served = {pool for actor in self._actors for pool in actor.pools}
+        groups = self._machine.state.open.values()
+        for domain in sorted({group.issued.task.domain for group in groups}):
+            if pools[domain] not in served:
+                return (
+                    f"an actor of pool {pools[domain]!r} (domain {domain!r}); none serves it, "
+                    f"start `headrace actor` with actors.pools=['{pools[domain]}']"
+                )
         names = ", ".join(f"{actor.id} ({actor.status})" for actor in self._actors)
-        return f"samples of {self._machine.outstanding} open groups from {names}"
+        return f"samples of {len(groups)} open groups from {names}"
 
     def _check_progress(self, waiting_since: float) -> None:
         limit = self._config.learner.max_filtered

@@ -6,6 +6,8 @@ parts begin, and nothing is issued before checkpoint 0 and weights 0 exist.
 
 import asyncio
 import logging
+import os
+import socket
 import time
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +25,7 @@ from headrace.broker.subjects import RunNames
 from headrace.broker.taskqueue import TaskQueue
 from headrace.clock import SystemClock
 from headrace.config import Config, fingerprint, from_json, to_json
-from headrace.errors import LogError
+from headrace.errors import CheckpointError, LogError, RunMismatchError
 from headrace.learner import checkpoint as checkpoints
 from headrace.learner.archive import Archive
 from headrace.learner.checkpoint import LearnerState
@@ -58,6 +60,7 @@ async def run_learner(config: Config) -> None:
 
     async with connected(url, name="learner", deadline_s=patience) as connection:
         await leases.create(connection, names)
+        await _alone(connection, names)
         async with (
             leased(connection, names, "learner", ident, current_lease),
             _attached(config, connection, names, ident) as process,
@@ -65,6 +68,39 @@ async def run_learner(config: Config) -> None:
             running.append(process)
             folder = await process.run()
     logger.info("run %s is complete; checkpoint in %s", names.run, folder)
+
+
+async def _alone(connection: Connection, names: RunNames) -> None:
+    """Wait for the lease of a learner that was killed to expire.
+
+    Raises:
+        RunMismatchError: another learner of the run is alive.
+    """
+    deadline = time.monotonic() + leases.TTL_S + leases.RENEW_S
+    while others := [
+        other
+        for other in await leases.alive(connection, names)
+        if other.role == "learner" and not _is_dead(other)
+    ]:
+        if time.monotonic() > deadline:
+            raise RunMismatchError(
+                f"a learner of run {names.run!r} is alive (pid {others[0].pid} on "
+                f"{others[0].host}, {others[0].status}); stop it before another one starts"
+            )
+        await asyncio.sleep(0.2)
+
+
+def _is_dead(other: Lease) -> bool:
+    """Whether a process of this machine has gone, though its lease has not expired."""
+    if other.host != socket.gethostname():
+        return False
+    try:
+        os.kill(other.pid, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False
 
 
 def run_record(config: Config) -> RunConfig:
@@ -151,8 +187,23 @@ async def _attached(
         return make(folder, config.learner, temperature=temperature, dtype=dtype)
 
     thread = ThreadPoolExecutor(1, thread_name_prefix="trainer")
-    trainer = await asyncio.get_running_loop().run_in_executor(thread, load)
+    try:
+        trainer = await asyncio.get_running_loop().run_in_executor(thread, load)
+    except CheckpointError as error:
+        others = checkpoints.existing(run_dir)[:-1]
+        if not others:
+            raise
+        raise CheckpointError(
+            f"{error}; to resume from {others[-1].name}, move the newer folder away and start again"
+        ) from error
     state = saved[1] if saved else None
+    info = await run.log.info()
+    if state is None and info.first_seq > 1 and info.last_seq > 0:
+        raise LogError(
+            f"{run_dir} holds no checkpoint, but the run's log was purged up to record "
+            f"{info.first_seq - 1}; put the checkpoints back, or start a new run with another "
+            "run.dir and run.name"
+        )
     await run.log.check_position(state.snapshot.position if state else 0)
     archive = Archive(run_dir / "archive", run.log.identity)
     # last, so that a start that fails leaves a learner that runs alone

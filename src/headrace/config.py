@@ -6,6 +6,7 @@ folder. There is no other way to configure a run; no environment variable is rea
 """
 
 import hashlib
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -29,9 +30,17 @@ class Run(Section, frozen=True, kw_only=True):
     dir: str = "runs/run"
     """Folder of the run: resolved configuration, logs, metrics, archive and checkpoints."""
     name: str = ""
-    """Name on the broker; empty means the last part of `run.dir`."""
+    """Name on the broker: 1 to 64 of a-z, 0-9, `-` and `_`; empty means one made of the last part
+    of `run.dir`."""
     seed: int = 0
     """Seed of every random choice: curriculum, sampling, task generation."""
+
+    def __post_init__(self) -> None:
+        if self.name and not re.fullmatch(r"[a-z0-9][a-z0-9_-]{0,63}", self.name):
+            raise ValueError(
+                f"name must be 1 to 64 of a-z, 0-9, '-' and '_', starting with a letter or digit, "
+                f"got {self.name!r}"
+            )
 
 
 class Broker(Section, frozen=True, kw_only=True):
@@ -350,7 +359,8 @@ class Config(Section, frozen=True, kw_only=True):
     @property
     def run_name(self) -> str:
         """Name of the run on the broker."""
-        return self.run.name or Path(self.run.dir).name.lower()
+        derived = re.sub(r"[^a-z0-9_-]+", "-", Path(self.run.dir).name.lower()).strip("-_")
+        return self.run.name or derived[:64] or "run"
 
 
 def load(files: list[Path], overrides: list[str]) -> Config:

@@ -28,11 +28,11 @@ STOP_S = 30
 """Seconds after a stop signal until the process is ended by force."""
 
 
-def run_until_stopped(main: Coroutine[Any, Any, None]) -> int:
-    """Run a process's main coroutine on uvloop until it ends, or SIGTERM or SIGINT cancels it.
+def run_until_stopped(main: Coroutine[Any, Any, None]) -> None:
+    """Run a process's main coroutine on uvloop until it ends.
 
-    Returns:
-        0 when it ended by itself, 128 plus the signal's number when it was stopped.
+    SIGTERM or SIGINT cancels it, and the process exits with 128 plus the signal's number as soon as
+    it has closed what it held.
     """
     stopped: list[int] = []
 
@@ -51,11 +51,13 @@ def run_until_stopped(main: Coroutine[Any, Any, None]) -> int:
         try:
             await task
         except asyncio.CancelledError:
-            if not stopped:
-                raise
+            if stopped:
+                # everything is closed; the loop's own end would wait for threads that cannot be
+                # interrupted, such as an engine that starts
+                leave(128 + stopped[0])
+            raise
 
     uvloop.run(supervised())
-    return 128 + stopped[0] if stopped else 0
 
 
 async def race(*work: Coroutine[Any, Any, T]) -> T:

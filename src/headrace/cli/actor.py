@@ -35,6 +35,7 @@ def run(args: argparse.Namespace) -> int:
     setup_logging("actor", ident, Path(config.run.dir), run=config.run_name)
     adopt = not names_configuration(args.items)
     try:
-        leave(run_until_stopped(run_actor(config, ident, adopt=adopt)))
+        run_until_stopped(run_actor(config, ident, adopt=adopt))
+        leave(0)
     except HeadraceError as error:
         leave(report(error))

@@ -32,7 +32,8 @@ def run(args: argparse.Namespace) -> int:
     run_dir = Path(config.run.dir)
     setup_logging("broker", "", run_dir, run=config.run_name)
     credentials = str(Path(args.credentials).resolve()) if args.credentials else None
-    return run_until_stopped(_serve(config, run_dir / "broker", credentials))
+    run_until_stopped(_serve(config, run_dir / "broker", credentials))
+    return 0
 
 
 async def _serve(config: Config, store: Path, credentials: str | None) -> None:

@@ -33,6 +33,7 @@ def run(args: argparse.Namespace) -> int:
     from headrace.process import leave, run_until_stopped
 
     try:
-        leave(run_until_stopped(run_learner(config)))
+        run_until_stopped(run_learner(config))
+        leave(0)
     except HeadraceError as error:
         leave(report(error))

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from headrace.config import Config, load
+from headrace.config import Config, Run, load
 from headrace.errors import ConfigError
 
 CONFIG_FILE = "config.json"
@@ -45,7 +45,7 @@ def resolve(items: list[str]) -> Config:
         return load([folder / CONFIG_FILE], settings)
     # the folder was moved, or is named from another directory; the run keeps its name
     here = [f"run.dir={_quoted(str(folder))}"]
-    if stored.run_name != folder.name.lower():
+    if stored.run_name != Config(run=Run(dir=str(folder))).run_name:
         here.append(f"run.name={_quoted(stored.run_name)}")
     return load([folder / CONFIG_FILE], here + settings)
 

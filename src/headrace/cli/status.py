@@ -5,11 +5,15 @@ import asyncio
 import json
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headrace.cli.runargs import USAGE, resolve
 from headrace.cli.runargs import add_arguments as add_run_arguments
 from headrace.config import Config
+from headrace.errors import BrokerError
+
+if TYPE_CHECKING:
+    from headrace.monitor.progress import Progress
 
 HELP = f"""Show a run: its processes and their leases, version, window, queue depths and rates.
 
@@ -24,12 +28,56 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
-    status = asyncio.run(_status(resolve(args.items)))
+    config = resolve(args.items)
+    try:
+        status = asyncio.run(_status(config))
+    except BrokerError as error:
+        status = _stopped(config, error)
     if args.json:
         print(json.dumps(status))
     else:
         _show(status)
     return 0
+
+
+def _stopped(config: Config, error: BrokerError) -> dict[str, Any]:
+    """What the run folder says of a run whose broker does not answer.
+
+    Raises:
+        BrokerError: the folder knows nothing either.
+    """
+    import msgspec
+
+    from headrace.monitor.progress import read_progress
+
+    progress = read_progress(Path(config.run.dir))
+    if progress is None:
+        raise error
+    finished = progress.phase == "done"
+    return {
+        "run": config.run_name,
+        "phase": "finished" if finished else "stopped",
+        "version": progress.version,
+        "lineage": -1,
+        "processes": [],
+        "window": _window(config, progress),
+        "queues": {},
+        "log": {"first": 0, "last": 0, "bytes": 0},
+        "progress": msgspec.to_builtins(progress, str_keys=True),
+    }
+
+
+def _window(config: Config, progress: "Progress | None") -> dict[str, int | None]:
+    issued, trained, filtered = (
+        (progress.issued, progress.trained, progress.filtered) if progress else (0, 0, 0)
+    )
+    return {
+        "limit": (config.staleness.max_versions + 1) * config.learner.batch_groups,
+        "issued": issued,
+        "trained": trained,
+        "filtered": filtered,
+        "outstanding": issued - trained - filtered if progress else None,
+    }
 
 
 async def _status(config: Config) -> dict[str, Any]:
@@ -44,7 +92,7 @@ async def _status(config: Config) -> dict[str, Any]:
     from headrace.monitor.progress import read_progress
 
     names = RunNames(config.run_name)
-    async with connected(config.broker.url, name="status", deadline_s=5) as connection:
+    async with connected(config.broker.url, name="status", deadline_s=2) as connection:
         log = await RunLog.attach(connection, names)
         info = await log.info()
         current = await RunState(connection, names).current()
@@ -78,15 +126,7 @@ async def _status(config: Config) -> dict[str, Any]:
             }
             for lease in alive
         ],
-        "window": {
-            "limit": (config.staleness.max_versions + 1) * config.learner.batch_groups,
-            "issued": progress.issued if progress else 0,
-            "trained": progress.trained if progress else 0,
-            "filtered": progress.filtered if progress else 0,
-            "outstanding": (
-                progress.issued - progress.trained - progress.filtered if progress else None
-            ),
-        },
+        "window": _window(config, progress),
         "queues": {pool: {"waiting": w, "held": h} for pool, (w, h) in depths.items()},
         "log": {"first": info.first_seq, "last": info.last_seq, "bytes": info.bytes},
         "progress": msgspec.to_builtins(progress, str_keys=True) if progress else None,

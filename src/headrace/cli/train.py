@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from headrace.cli import runargs
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, RecordError
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,10 @@ def run(args: argparse.Namespace) -> int:
     display = display_for(console, clock)
 
     def look(supervisor: Supervisor) -> None:
-        progress = read_progress(run_dir)
+        try:
+            progress = read_progress(run_dir)
+        except RecordError:
+            progress = None  # it is for display alone, and the learner replaces it
         if progress is not None and progress.updated < started:
             progress = None
         display.show(progress, [(post.child.name, post.state) for post in supervisor.posts])

@@ -276,3 +276,8 @@ async def test_another_address_needs_credentials(tmp_path: Path) -> None:
 async def test_every_write_is_synced(tmp_path: Path) -> None:
     async with bundled_server(tmp_path):
         assert "sync_interval: always" in (tmp_path / "nats-server.conf").read_text()
+
+
+async def test_a_store_may_lie_in_a_folder_of_any_name(tmp_path: Path) -> None:
+    async with bundled_server(tmp_path / 'Größe "und" Maß') as server:
+        assert server.url

@@ -172,3 +172,16 @@ async def test_a_full_disk_ends_in_one_line_and_the_run_goes_on_when_there_is_ro
         assert lines[-1] == "ended with 0", run.output("learner")
     steps = [json.loads(line)["step"] for line in ledger.read_text().splitlines()]
     assert steps == [1, 2, 3, 4]
+
+
+async def test_a_second_learner_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
+    with Commands(tmp_path / "run", "learner.steps=3", "probes.tasks=0") as run:
+        port = int(run.url.rpartition(":")[2])
+        async with bundled_server(tmp_path / "nats", port=port):
+            learner = run.start("learner")
+            await asyncio.to_thread(run.until, partial(at_least, run, 0), learner, deadline_s=90)
+            second = await asyncio.to_thread(run.call, "learner", str(run.run_dir))
+            assert second.returncode == 2
+            assert f"a learner of run 'run' is alive (pid {learner.pid}" in second.stderr
+            async with acting(run.url, "run"):
+                assert await ended(learner, 120) == 0, run.output("learner")
