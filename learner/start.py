@@ -147,14 +147,22 @@ async def _enter(config: Config, connection: Connection, names: RunNames, pools:
     return _Run(log, state, model)
 
 
-def _saved(run_dir: Path, log: RunLog) -> tuple[Path, LearnerState] | None:
-    """Newest checkpoint of the run.
+async def _saved(run_dir: Path, log: RunLog) -> tuple[Path, LearnerState] | None:
+    """Newest checkpoint of the run, from which the broker's log goes on; None at version 0.
 
     Raises:
-        LogError: it continues another log than the broker's.
+        LogError: the log is another one, or does not hold what comes next.
     """
+    checkpoints.recover(run_dir)
     existing = checkpoints.existing(run_dir)
     if not existing:
+        info = await log.info()
+        if info.first_seq > 1 and info.last_seq > 0:
+            raise LogError(
+                f"{run_dir} holds no checkpoint, but the run's log was purged up to record "
+                f"{info.first_seq - 1}; put the checkpoints back, or start a new run with another "
+                "run.dir and run.name"
+            )
         return None
     saved = checkpoints.read(existing[-1])
     if saved.identity != log.identity:
@@ -163,7 +171,30 @@ def _saved(run_dir: Path, log: RunLog) -> tuple[Path, LearnerState] | None:
             f"{log.identity[:8]} of this run; fork a new run: model.path={existing[-1]} and "
             "another run.dir"
         )
+    await log.check_position(saved.snapshot.position)
     return existing[-1], saved
+
+
+async def _load(
+    config: Config, thread: ThreadPoolExecutor, base: Path, newest: Path | None
+) -> Trainer:
+    """Load the newest checkpoint, or the base model, in the trainer's thread."""
+
+    def load() -> Trainer:
+        folder, make = (newest, Trainer.restore) if newest else (base, Trainer.load)
+        logger.info("loading %s", folder)
+        temperature, dtype = config.sampling.temperature, config.model.dtype
+        return make(folder, config.learner, temperature=temperature, dtype=dtype)
+
+    try:
+        return await asyncio.get_running_loop().run_in_executor(thread, load)
+    except CheckpointError as error:
+        others = checkpoints.existing(Path(config.run.dir))[:-1]
+        if not others:
+            raise
+        raise CheckpointError(
+            f"{error}; to resume from {others[-1].name}, move the newer folder away and start again"
+        ) from error
 
 
 @asynccontextmanager
@@ -173,38 +204,14 @@ async def _attached(
     run_dir = Path(config.run.dir)
     curriculum = Curriculum(config)
     run = await _enter(config, connection, names, curriculum.pools)
-    checkpoints.recover(run_dir)
-    saved = _saved(run_dir, run.log)
+    saved = await _saved(run_dir, run.log)
+    newest, state = saved or (None, None)
     first = run_record(config)
     # once there is a checkpoint the record may be purged
     if saved is None and await run.log.last(names.config) is None:
         await run.log.append(first, after=0, message_id="config-0")
-
-    def load() -> Trainer:
-        folder, make = (saved[0], Trainer.restore) if saved else (run.model, Trainer.load)
-        logger.info("loading %s", folder)
-        temperature, dtype = config.sampling.temperature, config.model.dtype
-        return make(folder, config.learner, temperature=temperature, dtype=dtype)
-
     thread = ThreadPoolExecutor(1, thread_name_prefix="trainer")
-    try:
-        trainer = await asyncio.get_running_loop().run_in_executor(thread, load)
-    except CheckpointError as error:
-        others = checkpoints.existing(run_dir)[:-1]
-        if not others:
-            raise
-        raise CheckpointError(
-            f"{error}; to resume from {others[-1].name}, move the newer folder away and start again"
-        ) from error
-    state = saved[1] if saved else None
-    info = await run.log.info()
-    if state is None and info.first_seq > 1 and info.last_seq > 0:
-        raise LogError(
-            f"{run_dir} holds no checkpoint, but the run's log was purged up to record "
-            f"{info.first_seq - 1}; put the checkpoints back, or start a new run with another "
-            "run.dir and run.name"
-        )
-    await run.log.check_position(state.snapshot.position if state else 0)
+    trainer = await _load(config, thread, run.model, newest)
     archive = Archive(run_dir / "archive", run.log.identity)
     # last, so that a start that fails leaves a learner that runs alone
     lineage = await run.state.raise_lineage()
