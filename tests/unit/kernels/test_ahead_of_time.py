@@ -26,7 +26,7 @@ def gate(*arguments, environment=None):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_every_configuration_for_hopper_compiles_without_spills_and_within_memory(dtype):
     """float16 has bfloat16's rows; continuous integration passes it and other architectures."""
     result = gate("--architecture", "sm_90", "--dtype", dtype, "--json")
