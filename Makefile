@@ -34,6 +34,8 @@ $(VENV)/.locked: requirements/cpu.lock
 	@$(PYTHON) -m venv $(VENV)
 	@echo "setup: installing $$(grep -c == $<) locked packages (a few minutes at most)"
 	@$(PIP) install --no-deps -r $<
+	@$(BIN)/python -c "import torch" 2>/dev/null || { echo "setup: torch does not import: pip took a" \
+	    "build for GPUs; configure it for torch's CPU build (docs/install.md)" >&2; exit 1; }
 	@touch $@
 
 $(VENV)/.project: $(VENV)/.locked pyproject.toml
