@@ -9,6 +9,8 @@ import gc
 import importlib.util
 import logging
 import os
+import shutil
+import tempfile
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -51,7 +53,7 @@ class ApplyReport:
     """Of it, in the worker."""
 
 
-def _environment(threads: int, start_s: float) -> dict[str, str]:
+def _environment(threads: int, start_s: float, sockets: str) -> dict[str, str]:
     """Settings that vLLM takes only from the environment; its processes inherit them.
 
     On a GPU the CPU entries are read by nobody.
@@ -63,6 +65,8 @@ def _environment(threads: int, start_s: float) -> dict[str, str]:
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": "ERROR",
         "VLLM_ENGINE_READY_TIMEOUT_S": str(int(start_s)),
+        # a folder that is removed: vLLM leaves its sockets lying in the temporary folder
+        "VLLM_RPC_BASE_PATH": sockets,
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": str(threads),
     }
@@ -76,9 +80,10 @@ def _environment(threads: int, start_s: float) -> dict[str, str]:
 class Engine:
     """One vLLM engine. After an `EngineError` from `apply` it must be closed and started anew."""
 
-    def __init__(self, llm: Any, max_model_len: int) -> None:
+    def __init__(self, llm: Any, max_model_len: int, sockets: str) -> None:
         """Use `start`."""
         self._llm = llm
+        self._sockets = sockets
         self.max_model_len = max_model_len
         """Longest sequence, prompt and sampled tokens together."""
         self._version: int | None = None
@@ -117,15 +122,17 @@ class Engine:
             raise ConfigError("vLLM is not installed: pip install 'headrace[cpu]' or [gpu]")
         if not (model_dir / "config.json").is_file():
             raise ConfigError(f"model folder {model_dir} has no config.json")
-        os.environ.update(_environment(threads, start_s))
+        sockets = tempfile.mkdtemp(prefix="headrace-engine-")
+        os.environ.update(_environment(threads, start_s, sockets))
         try:
             started: list[Any] = []  # the thread's future would keep what it returns for ever
             await asyncio.to_thread(
                 _start_llm, started, model_dir, dtype, max_model_len, kv_cache_bytes, max_num_seqs
             )
         except (RuntimeError, ValueError, TimeoutError) as error:
+            shutil.rmtree(sockets, ignore_errors=True)
             raise EngineError(f"the engine did not start for {model_dir}: {error}") from error
-        return cls(started.pop(), max_model_len)
+        return cls(started.pop(), max_model_len, sockets)
 
     @property
     def version(self) -> int | None:
@@ -238,6 +245,7 @@ class Engine:
             await asyncio.to_thread(llm.shutdown, timeout=_SHUTDOWN_S)
             del llm
             gc.collect()  # its destructor complains when it runs as late as the interpreter's end
+        shutil.rmtree(self._sockets, ignore_errors=True)
 
     def _fail(self, reason: str) -> None:
         self._failed = self._failed or reason
