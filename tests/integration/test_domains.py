@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -45,7 +45,7 @@ def task(domain: Domain = PYTHON, index: int = 0, level: int = 0) -> Task:
 
 def expression(wanted: Task) -> str:
     """The right answer to a question with two parameters."""
-    return PYTHON.oracle(wanted).partition(": return ")[2]
+    return PYTHON.oracle(wanted, []).partition(": return ")[2]
 
 
 async def judge(domain: Domain, wanted: Task, *actions: str) -> tuple[Verdict, list[str], Session]:
@@ -76,7 +76,7 @@ async def test_right_code_passes_every_hidden_test_and_its_score_comes_from_a_sc
 @pytest.mark.parametrize("level", range(PYTHON.levels))
 async def test_fenced_code_on_several_lines_is_right_too(level: int) -> None:
     wanted = task(level=level)
-    signature, _, value = PYTHON.oracle(wanted).partition(": return ")
+    signature, _, value = PYTHON.oracle(wanted, []).partition(": return ")
     code = f"```python\n{signature}:\n    c = {value}\n    return c\n```"
     verdict, _, _ = await judge(PYTHON, wanted, code)
     assert verdict.success
@@ -352,7 +352,7 @@ class Broken(PythonSession):
 
 async def test_a_reward_is_what_the_scorers_process_says_and_nothing_else() -> None:
     rigged = Rigged(task(), await Box.open(SandboxSpec()))
-    await rigged.step(PYTHON.oracle(task()))
+    await rigged.step(PYTHON.oracle(task(), []))
     verdict = await rigged.verdict()
     await rigged.close()
     assert (verdict.score, verdict.success) == (0.0, False)
@@ -361,7 +361,7 @@ async def test_a_reward_is_what_the_scorers_process_says_and_nothing_else() -> N
 async def test_a_jail_that_ends_before_the_candidate_began_is_the_environments_failure() -> None:
     broken = Broken(task(), await Box.open(SandboxSpec()))
     with pytest.raises(EnvironmentFailure) as caught:
-        await broken.step(PYTHON.oracle(task()))
+        await broken.step(PYTHON.oracle(task(), []))
     await broken.close()
     assert caught.value.kind == "runner_error"
 
@@ -369,7 +369,7 @@ async def test_a_jail_that_ends_before_the_candidate_began_is_the_environments_f
 async def test_without_a_jail_there_is_no_verdict() -> None:
     session = PythonSession(task(), Box(SandboxSpec()))  # never opened
     with pytest.raises(EnvironmentFailure) as caught:
-        await session.step(PYTHON.oracle(task()))
+        await session.step(PYTHON.oracle(task(), []))
     assert caught.value.kind == "sandbox_error"
 
 
@@ -390,7 +390,7 @@ class Gullible(Arithmetic):
 class Blind(Arithmetic):
     """A domain whose oracle is wrong."""
 
-    def oracle(self, task: Task) -> str:
+    def oracle(self, task: Task, heard: Sequence[str]) -> str:
         return "-1"
 
 

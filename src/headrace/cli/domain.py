@@ -1,11 +1,13 @@
-"""`headrace domain`: list the registered domains, and prove that one judges as it should."""
+"""`headrace domain`: start a domain, list the registered ones, prove that one judges well."""
 
 import argparse
 import asyncio
+from pathlib import Path
 
 from headrace.errors import ConfigError, TaskError
 
 HELP = """\
+`headrace domain new ID` writes a small package with a working domain of that name, to start from.
 `headrace domain list` shows the registered domains.
 `headrace domain show ID` prints tasks of one.
 `headrace domain check ID` runs its oracle, an empty answer and hostile answers through the jail and
@@ -14,8 +16,9 @@ fails unless the oracle always wins and none of the others does."""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("action", choices=("list", "show", "check"))
+    parser.add_argument("action", choices=("new", "list", "show", "check"))
     parser.add_argument("id", nargs="?", help="identifier of a domain; not for `list`")
+    parser.add_argument("--folder", help="where `new` writes; ./ID by default, must not exist")
     parser.add_argument("--level", type=int, help="one level; all of them by default")
     parser.add_argument("--tasks", type=int, default=6, help="tasks of each level (default 6)")
 
@@ -29,14 +32,17 @@ def run(args: argparse.Namespace) -> int:
     """
     from headrace.environments.registry import all_domains, get_domain
 
+    if args.action != "list" and not args.id:
+        raise ConfigError(f"headrace domain {args.action} needs the identifier of a domain")
+    if args.action == "new":
+        _new(args)
+        return 0
     if args.action == "list":
         for domain in all_domains():
             summary = (type(domain).__doc__ or "").strip().partition("\n")[0]
             count = f"{domain.levels} level{'s' if domain.levels > 1 else ''}"
             print(f"{domain.id:<20} {count:<10} {summary}")
         return 0
-    if not args.id:
-        raise ConfigError(f"headrace domain {args.action} needs the identifier of a domain")
     domain = get_domain(args.id)
     if args.level is not None and not 0 <= args.level < domain.levels:
         raise ConfigError(f"domain {args.id} has levels 0 to {domain.levels - 1}, not {args.level}")
@@ -51,6 +57,22 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _new(args: argparse.Namespace) -> None:
+    from headrace.environments.scaffold import write_domain
+
+    folder = Path(args.folder or args.id)
+    for path in write_domain(args.id, folder):
+        print(f"wrote {path}")
+    print(
+        "next:\n"
+        f"  pip install --no-build-isolation -e {folder}    # once; edits count at once\n"
+        f"  headrace domain check {args.id}                 # oracle, silence, hostile answers\n"
+        f"  headrace domain show {args.id}                  # what the model will be asked\n"
+        f"  headrace train examples/quickstart.toml run.dir=runs/{args.id} "
+        f"'domains=[{{id=\"{args.id}\"}}]'"
+    )
+
+
 def _show(ident: str, levels: list[int], tasks: int) -> None:
     from headrace.environments.registry import get_domain
 
@@ -59,7 +81,7 @@ def _show(ident: str, levels: list[int], tasks: int) -> None:
         for index in range(tasks):
             task = domain.task(index, split="train", level=level)
             asked = task.messages[-1].content.replace("\n", "\\n")
-            print(f"level {level}  {asked}  ->  {domain.oracle(task)!r}")
+            print(f"level {level}  {asked}  ->  {domain.oracle(task, [])!r}")
 
 
 async def _check(ident: str, levels: list[int], tasks: int) -> None:

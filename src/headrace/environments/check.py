@@ -5,6 +5,7 @@ A trick that happens to be right on some task is chance; one that is right on ev
 
 import asyncio
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from headrace.broker.records import Verdict
@@ -71,7 +72,7 @@ async def check_domain(domain: Domain, *, level: int, tasks: int) -> Report:
         for index in range(tasks)
     ]
     for task in drawn:
-        verdict = await _judge(domain, task, domain.oracle(task), "the oracle", report)
+        verdict = await _judge(domain, task, domain.oracle, "the oracle", report)
         if verdict is not None and verdict.success and verdict.score == 1.0:
             report.oracle += 1
         elif verdict is not None:
@@ -90,22 +91,32 @@ async def check_domain(domain: Domain, *, level: int, tasks: int) -> Report:
 async def _try(domain: Domain, tasks: list[Task], name: str, answer: str, report: Report) -> None:
     report.hostile += 1
     what = f"the answer {name!r}"
-    verdicts = await asyncio.gather(*[_judge(domain, task, answer, what, report) for task in tasks])
+    verdicts = await asyncio.gather(
+        *[_judge(domain, task, lambda _task, _heard: answer, what, report) for task in tasks]
+    )
     won = [verdict is not None and verdict.success for verdict in verdicts]
     if len(won) > 1 and all(won):
         report.problems.append(f"{what} succeeds on every task")
 
 
 async def _judge(
-    domain: Domain, task: Task, answer: str, what: str, report: Report
+    domain: Domain,
+    task: Task,
+    answer: Callable[[Task, Sequence[str]], str],
+    what: str,
+    report: Report,
 ) -> Verdict | None:
-    """Give the same answer in every turn; None when the environment failed."""
+    """Play one episode with the answers of a function; None when the environment failed."""
     try:
         session = await domain.open(task, seed=0)
         try:
+            heard: list[str] = []
             turns = 1
-            while not (await session.step(answer)).done and turns < task.max_turns:
+            seen = await session.step(answer(task, heard))
+            while not seen.done and turns < task.max_turns:
+                heard.append(seen.message)
                 turns += 1
+                seen = await session.step(answer(task, heard))
             verdict = await session.verdict()
         finally:
             await session.close()

@@ -8,6 +8,7 @@ reward.
 """
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -106,8 +107,13 @@ class Domain(Protocol):
     def task(self, index: int, *, split: str, level: int) -> Task:
         """Generate a task; the same arguments give the same task in every process."""
 
-    def oracle(self, task: Task) -> str:
-        """A right answer, by which `headrace domain check` proves that the task can be solved."""
+    def oracle(self, task: Task, heard: Sequence[str]) -> str:
+        """A right next turn, by which `headrace domain check` proves that the task can be solved.
+
+        Args:
+            task: the task.
+            heard: what the session answered to the turns so far, oldest first.
+        """
 
     async def open(self, task: Task, *, seed: int) -> Session:
         """Start an episode.

@@ -1,7 +1,7 @@
 """Token-exact episodes with a scripted engine; the real one has its own test."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 
 import pytest
@@ -134,7 +134,7 @@ class Talk:
             max_new_tokens=20,
         )
 
-    def oracle(self, task: Task) -> str:
+    def oracle(self, task: Task, heard: Sequence[str]) -> str:
         return "ab"
 
     async def open(self, task: Task, *, seed: int) -> "Talk":

@@ -1,6 +1,7 @@
 """Small integers: sums of two digits and the largest of three, scored in the jail."""
 
 import random
+from collections.abc import Sequence
 
 from headrace.environments.answer import AnswerSession
 from headrace.environments.generate import draw
@@ -56,7 +57,7 @@ class Arithmetic:
             max_new_tokens=24,
         )
 
-    def oracle(self, task: Task) -> str:
+    def oracle(self, task: Task, heard: Sequence[str]) -> str:
         """See `Domain`."""
         numbers = task.data["numbers"]
         return str(sum(numbers) if task.data["operation"] == "sum" else max(numbers))

@@ -5,6 +5,7 @@ sample, to judge in the jail and to train on from the first group.
 """
 
 import random
+from collections.abc import Sequence
 
 from headrace.environments.answer import AnswerSession
 from headrace.environments.generate import draw
@@ -44,7 +45,7 @@ class Parity:
             max_new_tokens=8,
         )
 
-    def oracle(self, task: Task) -> str:
+    def oracle(self, task: Task, heard: Sequence[str]) -> str:
         """See `Domain`."""
         return "ba"[task.data["parity"]]
 

@@ -8,6 +8,7 @@ One test is visible: its outcome is what a failed first attempt is told. The oth
 
 import random
 import signal
+from collections.abc import Sequence
 
 import msgspec
 from msgspec import Struct
@@ -138,7 +139,7 @@ class PythonFunctions:
             max_new_tokens=40,
         )
 
-    def oracle(self, task: Task) -> str:
+    def oracle(self, task: Task, heard: Sequence[str]) -> str:
         """See `Domain`."""
         oracle: str = task.data["oracle"]
         return oracle
