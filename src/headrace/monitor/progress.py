@@ -130,11 +130,11 @@ class Summary(Struct, kw_only=True):
     """Folder that transformers and vLLM load."""
 
 
-def wilson(ok: int, n: int, z: float = 1.959964) -> tuple[float, float]:
+def wilson(ok: float, n: float, z: float = 1.959964) -> tuple[float, float]:
     """Score interval of a binomial proportion (Wilson, JASA 22, 1927).
 
     Args:
-        ok: successes.
+        ok: successes; a fraction where tries are weighted.
         n: tries; (0, 1) is returned for none.
         z: standard normal quantile; the default gives 95 %.
 
