@@ -12,16 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import field
 
-from headrace.configchecks import above, at_least, explain, no_double, one_of, pool_name
+from headrace.configchecks import Section, above, at_least, explain, no_double, one_of, pool_name
+from headrace.configmonitor import Monitor
 from headrace.errors import ConfigError
 
 _LEAST_LOG_BYTES = 64 << 20
-
-
-class Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of every table of the configuration."""
 
 
 class Run(Section, frozen=True, kw_only=True):
@@ -204,6 +201,10 @@ class IcePop(Section, frozen=True, kw_only=True, tag_field="kind", tag="icepop")
         above("high", self.high, self.low)
 
 
+class Reinforce(Section, frozen=True, kw_only=True, tag_field="kind", tag="reinforce"):
+    """Policy gradient without any off-policy correction: the baseline of ablations."""
+
+
 class CISPO(Section, frozen=True, kw_only=True, tag_field="kind", tag="cispo"):
     """Policy gradient whose importance ratio is clipped on both sides, as a constant."""
 
@@ -217,7 +218,7 @@ class CISPO(Section, frozen=True, kw_only=True, tag_field="kind", tag="cispo"):
         above("clip_high", self.clip_high, 0)
 
 
-Loss = TruncatedIS | DecoupledPPO | GRPO | IcePop | CISPO
+Loss = TruncatedIS | DecoupledPPO | GRPO | IcePop | CISPO | Reinforce
 
 
 class Learner(Section, frozen=True, kw_only=True):
@@ -232,8 +233,12 @@ class Learner(Section, frozen=True, kw_only=True):
     advantage: str = "group_std"
     """`group_std` (divided by the group's standard deviation), `group_mean` or `leave_one_out`."""
     loss: Loss = field(default_factory=TruncatedIS)
-    """Loss and its parameters; `kind` is `truncated_is`, `decoupled_ppo`, `grpo`, `icepop` or
-    `cispo`."""
+    """Loss and its parameters; `kind` is `truncated_is`, `decoupled_ppo`, `grpo`, `icepop`, `cispo`
+    or `reinforce`."""
+    step_weight: float = 0.0
+    """Share of the step scores in the advantage of a turn, 0 to 1; the rest is the final score."""
+    shuffle_scores: bool = False
+    """Control experiment: permute the scores within each group, so that nothing can be learned."""
     lr: float = 1e-5
     """Learning rate of AdamW."""
     betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
@@ -276,6 +281,10 @@ class Learner(Section, frozen=True, kw_only=True):
             raise ValueError(f"betas must be two numbers from 0 to below 1, got {self.betas}")
         for name in ("lr", "weight_decay", "warmup_steps"):
             at_least(name, getattr(self, name), 0)
+        if not 0 <= self.step_weight <= 1:
+            raise ValueError(f"step_weight must be from 0 to 1, got {self.step_weight}")
+        if self.shuffle_scores and self.step_weight > 0:
+            raise ValueError("shuffle_scores permutes final scores: set step_weight to 0")
         above("clip_grad", self.clip_grad, 0)
         above("idle_s", self.idle_s, 0)
 
@@ -352,6 +361,8 @@ class Config(Section, frozen=True, kw_only=True):
     """The domains and their shares."""
     probes: Probes = field(default_factory=Probes)
     """Held-out evaluation."""
+    monitor: Monitor = field(default_factory=Monitor)
+    """Where metrics go."""
 
     def __post_init__(self) -> None:
         no_double("domains", [mix.id for mix in self.domains])
@@ -405,11 +416,11 @@ def to_json(config: Config) -> bytes:
 def shared(config: Config) -> dict[str, Any]:
     """What every process of a run must agree on.
 
-    The run folder, the broker's address and what an actor's machine decides (threads, cache, pools,
-    concurrency) may differ.
+    The run folder, the broker's address, where metrics go and what an actor's machine decides
+    (threads, cache, pools, concurrency) may differ.
     """
     tree: dict[str, Any] = msgspec.to_builtins(config)
-    del tree["run"]["dir"], tree["run"]["name"], tree["broker"]
+    del tree["run"]["dir"], tree["run"]["name"], tree["broker"], tree["monitor"]
     tree["actors"] = {"max_model_len": config.actors.max_model_len}
     return tree
 

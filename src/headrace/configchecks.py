@@ -11,6 +11,10 @@ from msgspec import Struct
 _POOL = re.compile(r"[a-z0-9_-]+")
 
 
+class Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of every table of the configuration."""
+
+
 def at_least(name: str, value: float, least: float, why: str = "") -> None:
     """Refuse a number below `least`, and one that is not finite.
 

@@ -1,4 +1,4 @@
-"""Every configuration key with its type, default and meaning, read from `headrace.config`."""
+"""Every configuration key with its type, default and meaning, read from the sources."""
 
 import ast
 import inspect
@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import fields
 
-from headrace import config
+from headrace import config, configmonitor
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,8 @@ def _default(item: msgspec.structs.FieldInfo) -> str:
 def _docstrings() -> dict[str, dict[str, str]]:
     """Docstring under each field, by class and field; the class's own under the empty name."""
     found: dict[str, dict[str, str]] = {}
-    for node in ast.parse(inspect.getsource(config)).body:
+    modules = [ast.parse(inspect.getsource(module)) for module in (config, configmonitor)]
+    for node in [node for module in modules for node in module.body]:
         if not isinstance(node, ast.ClassDef):
             continue
         docs = found.setdefault(node.name, {"": " ".join((ast.get_docstring(node) or "").split())})
