@@ -65,7 +65,8 @@ class Model(Section, frozen=True, kw_only=True):
     """The language model."""
 
     path: str = ""
-    """Hugging Face folder of the base model; it is never modified."""
+    """Base model: a Hugging Face folder, which is never modified, or `org/name` of the hub, with
+    `@revision` where it is not the main branch."""
     recipe: str = ""
     """How to make `model.path` where it does not exist: `smollm2-135m-instruct` or `tiny-llama`."""
     dtype: str = "bfloat16"

@@ -1,4 +1,4 @@
-"""Model folders: check the one that the user named, or make it once by a recipe.
+"""Model folders: check the one that the user named, make it once by a recipe, or download it.
 
 A recipe writes a complete Hugging Face folder (configuration, safetensors, tokenizer with chat
 template) beside its final place and renames it, so that a folder that exists is always whole. An
@@ -13,8 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from headrace import hub
+from headrace.config import Config
 from headrace.errors import ConfigError
 
+BASE_MODEL_FILE = "base_model.txt"
+"""File of a run folder: name and commit of a base model that came from the hub."""
 CHATML = (
     "{% for message in messages %}"
     "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
@@ -23,6 +27,47 @@ CHATML = (
 )
 _TINY_VOCABULARY = 512
 _TINY_SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+
+
+def base_model(config: Config, fetch: Callable[[str], Path] = hub.fetch) -> Path:
+    """Folder of a run's base model, wherever `model.path` says that it is.
+
+    A model of the hub is noted in the run folder with its commit: a run that goes on or is replayed
+    begins with the same model after its branch has moved.
+
+    Args:
+        config: of the run; its folder exists.
+        fetch: gives the folder, called like its commit, of a name on the hub.
+
+    Raises:
+        ConfigError: see `ensure_model` and `hub.fetch`.
+    """
+    name = hub_name(config)
+    if name is None:
+        return ensure_model(Path(config.model.path), config.model.recipe)
+    folder = fetch(name)
+    note = Path(config.run.dir) / BASE_MODEL_FILE
+    if not note.exists():
+        note.write_text(f"{name.partition('@')[0]}@{folder.name}\n")
+    return folder
+
+
+def hub_name(config: Config) -> str | None:
+    """Name under which the hub has a run's base model; None where it is a folder."""
+    path, note = config.model.path, Path(config.run.dir) / BASE_MODEL_FILE
+    if config.model.recipe or Path(path).exists() or not hub.is_name(path):
+        return None
+    return note.read_text().strip() if note.is_file() else path
+
+
+def preparing_model(config: Config) -> list[str]:
+    """Public command that makes or downloads a run's base model; empty where it is there."""
+    name, model = hub_name(config), config.model
+    if name is not None:
+        return ["model", "fetch", name]
+    if model.recipe and not Path(model.path).exists():
+        return ["model", "make", model.recipe, model.path]
+    return []
 
 
 def ensure_model(path: Path, recipe: str) -> Path:
@@ -48,8 +93,8 @@ def ensure_model(path: Path, recipe: str) -> Path:
         raise ConfigError(f"model.path {path} is a file: name a Hugging Face model folder")
     if not recipe:
         raise ConfigError(
-            f"model.path {str(path)!r} does not exist: name a Hugging Face model folder, or set "
-            f"model.recipe to one of {', '.join(sorted(RECIPES))}"
+            f"model.path {str(path)!r} does not exist: name a Hugging Face model folder or a model "
+            f"of the hub (org/name), or set model.recipe to one of {', '.join(sorted(RECIPES))}"
         )
     _make_aside(path, RECIPES[recipe])
     return path

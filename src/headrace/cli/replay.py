@@ -2,7 +2,6 @@
 
 import argparse
 import asyncio
-from pathlib import Path
 
 from headrace.cli.runargs import USAGE, resolve
 from headrace.cli.runargs import add_arguments as add_run_arguments
@@ -37,14 +36,13 @@ async def _replay(config: Config, *, train: bool) -> tuple[int, str]:
     from headrace.learner.machine import Machine
     from headrace.learner.start import run_record
     from headrace.learner.trainer import Trainer, TrainGroup
-    from headrace.models import ensure_model
+    from headrace.models import base_model
 
     names = RunNames(config.run_name)
     trainer: Trainer | None = None
     if train:
-        model = ensure_model(Path(config.model.path), config.model.recipe)
         trainer = Trainer.load(
-            model,
+            base_model(config),
             config.learner,
             temperature=config.sampling.temperature,
             dtype=config.model.dtype,

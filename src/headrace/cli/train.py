@@ -37,6 +37,7 @@ def run(args: argparse.Namespace) -> int:
 
     from headrace import runfolder
     from headrace.clock import SystemClock
+    from headrace.models import preparing_model
     from headrace.monitor.display import closing, display_for
     from headrace.monitor.logs import setup_logging
     from headrace.monitor.placement import headrace_command
@@ -67,16 +68,15 @@ def run(args: argparse.Namespace) -> int:
             progress = None
         display.show(progress, [(post.child.name, post.state) for post in supervisor.posts])
 
-    model = config.model
+    prepare = preparing_model(config)
     first = None
-    if model.recipe and not Path(model.path).exists():
-        make = headrace_command("model", "make", model.recipe, model.path)
-        first = Child("model", make, run_dir / "logs" / "model.out")
+    if prepare:
+        first = Child("model", headrace_command(*prepare), run_dir / "logs" / "model.out")
     try:
         # after the display: in a terminal, rich then moves what is logged above its table
         setup_logging("supervisor", "", run_dir, run=config.run_name)
         if first is not None:
-            logger.info("making the model %s", model.path)
+            logger.info("preparing the model %s", config.model.path)
         outcome = supervise(lambda: Supervisor(config, args.items, clock), look, first)
     finally:
         display.close()

@@ -1,0 +1,83 @@
+"""Models by their name on the Hugging Face hub: `org/name`, or `org/name@revision`.
+
+Only configuration, tokenizer and safetensors weights are downloaded, into the cache that all of
+Hugging Face's libraries share; what is there already is not fetched again, and serves without a
+connection. Whoever is logged in (`hf auth login`) reaches private models too.
+"""
+
+import re
+from pathlib import Path
+
+from headrace.errors import ConfigError
+
+FILES = ["*.json", "*.jinja", "*.txt", "*.model", "model*.safetensors"]
+ANSWER_S = 10.0
+"""Seconds within which the hub must answer a request."""
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[A-Za-z0-9][\w./-]*)?")
+_REMEDY = "give the folder of a Hugging Face model instead"
+
+
+def is_name(text: str) -> bool:
+    """Whether a text can be the name of a model on the hub; a relative path of two parts can be.
+
+    >>> is_name("org/name@v1.0"), is_name("/models/name"), is_name("name")
+    (True, False, False)
+    """
+    return _NAME.fullmatch(text) is not None
+
+
+def fetch(name: str, *, endpoint: str | None = None, cache: Path | None = None) -> Path:
+    """Download a model, or find it in the cache.
+
+    The client waits at most ten seconds for the hub's next bytes; how long a whole download may
+    take depends on its size alone, and an interrupted one goes on where it was.
+
+    Args:
+        name: `org/name`, or `org/name@revision` with a branch, tag or commit.
+        endpoint: address of the hub; the public one by default.
+        cache: folder of the downloads; the shared one of Hugging Face's libraries by default.
+
+    Returns:
+        Its folder, whose name is the commit.
+
+    Raises:
+        ConfigError: the hub has no such model or revision, or cannot be reached and the cache does
+            not hold it.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        HTTPError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    model, _, revision = name.partition("@")
+    missing = f"model {name!r} is no folder here"
+    try:
+        folder = snapshot_download(
+            model,
+            revision=revision or None,
+            allow_patterns=FILES,
+            etag_timeout=ANSWER_S,
+            endpoint=endpoint,
+            cache_dir=cache,
+        )
+    except RevisionNotFoundError as error:
+        raise ConfigError(
+            f"{missing}, and the hub's {model!r} has no revision {revision!r}: name another one, "
+            f"or {_REMEDY}"
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise ConfigError(
+            f"{missing}, and the hub shows no such model to this user: correct the name, log in "
+            f"with `hf auth login` where it is private or gated, or {_REMEDY}"
+        ) from error
+    except LocalEntryNotFoundError as error:
+        raise ConfigError(
+            f"{missing}, the hub cannot be reached ({error.__cause__ or error}) and the cache does "
+            f"not hold it: connect this machine, or {_REMEDY}"
+        ) from error
+    except (HTTPError, OSError, ValueError) as error:
+        raise ConfigError(f"{missing}, and its download failed ({error}): {_REMEDY}") from error
+    return Path(folder)

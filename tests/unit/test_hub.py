@@ -1,0 +1,166 @@
+"""Models of the hub, through the real client, from a server that speaks the hub's endpoints."""
+
+import hashlib
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import huggingface_hub  # noqa: F401  # before an engine sets the process offline
+import pytest
+
+from headrace import hub
+from headrace.cli.main import main
+from headrace.config import load
+from headrace.errors import ConfigError
+from headrace.models import base_model, preparing_model
+
+WANTED = {"config.json", "tokenizer.json", "chat_template.jinja", "model.safetensors"}
+LEFT_OUT = {"pytorch_model.bin", "model.onnx", "code.py", "consolidated.safetensors"}
+
+
+class Hub(ThreadingHTTPServer):
+    """One model, `org/name`, whose main branch may move; `v1` is its first commit."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.commits = {"main": "a" * 40, "v1": "a" * 40}
+        self.asked: list[str] = []
+        self.endpoint = f"http://127.0.0.1:{self.server_address[1]}"
+
+    def content(self, name: str, commit: str) -> bytes:
+        return f"{name} of {commit}".encode()
+
+
+class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Hub
+
+    def do_GET(self) -> None:
+        self.answer()
+
+    def do_HEAD(self) -> None:
+        self.answer()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def answer(self) -> None:
+        path, hub_ = self.path.partition("?")[0], self.server
+        hub_.asked.append(path)
+        if path.startswith("/api/models/org/name/revision/"):
+            commit = hub_.commits.get(path.rpartition("/")[2])
+            if commit is None:
+                self.send(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
+            else:
+                self.send(200, json.dumps({"id": "org/name", "sha": commit}).encode(), {})
+        elif path.startswith("/api/models/org/name/tree/"):
+            entries = [
+                {"type": "file", "path": name, "size": 1, "oid": hashlib.sha1(b"").hexdigest()}
+                for name in sorted(WANTED | LEFT_OUT)
+            ]
+            self.send(200, json.dumps(entries).encode(), {})
+        elif path.startswith("/org/name/resolve/"):
+            commit, name = path.split("/")[4:]
+            body = hub_.content(name, commit)
+            etag = f'"{hashlib.sha1(body).hexdigest()}"'
+            self.send(200, body, {"X-Repo-Commit": commit, "ETag": etag})
+        else:
+            self.send(404, b"{}", {"X-Error-Code": "RepoNotFound"})
+
+    def send(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for key, value in (headers | {"Content-Length": str(len(body))}).items():
+            self.send_header(key, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+
+@pytest.fixture
+def server() -> Iterator[Hub]:
+    with Hub() as made:
+        thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        yield made
+        made.shutdown()
+        thread.join(10)
+
+
+def nobody() -> str:
+    """An address at which nothing listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{probe.getsockname()[1]}"
+
+
+def test_a_download_is_whole_leaves_out_what_is_not_needed_and_serves_without_a_connection(
+    server: Hub, tmp_path: Path
+) -> None:
+    folder = hub.fetch("org/name", endpoint=server.endpoint, cache=tmp_path)
+    assert folder.name == "a" * 40
+    assert {path.name for path in folder.iterdir()} == WANTED
+    for name in WANTED:
+        assert (folder / name).read_bytes() == server.content(name, "a" * 40)
+    server.asked.clear()
+    assert hub.fetch("org/name@v1", endpoint=server.endpoint, cache=tmp_path) == folder
+    assert not [path for path in server.asked if "/resolve/" in path], "nothing is fetched twice"
+    assert hub.fetch("org/name", endpoint=nobody(), cache=tmp_path) == folder
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("org/absent", r"'org/absent' is no folder here.*shows no such model.*hf auth login"),
+        ("org/name@v9", r"'org/name' has no revision 'v9'"),
+    ],
+)
+def test_what_the_hub_does_not_have_is_named(
+    name: str, said: str, server: Hub, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=said + r".*give the folder of a Hugging Face model"):
+        hub.fetch(name, endpoint=server.endpoint, cache=tmp_path)
+
+
+def test_an_unreachable_hub_is_named_with_the_way_out(tmp_path: Path) -> None:
+    said = r"'org/name' is no folder here, the hub cannot be reached \(.+\).*give the folder"
+    with pytest.raises(ConfigError, match=said):
+        hub.fetch("org/name", endpoint=nobody(), cache=tmp_path)
+
+
+def test_a_run_keeps_the_commit_that_it_began_with(server: Hub, tmp_path: Path) -> None:
+    config = load([], [f"run.dir={tmp_path}/run", "model.path=org/name"])
+    (tmp_path / "run").mkdir()
+
+    def fetch(name: str) -> Path:
+        return hub.fetch(name, endpoint=server.endpoint, cache=tmp_path / "cache")
+
+    assert preparing_model(config) == ["model", "fetch", "org/name"]
+    first = base_model(config, fetch)
+    server.commits["main"] = "b" * 40
+    assert base_model(config, fetch) == first
+    assert preparing_model(config) == ["model", "fetch", f"org/name@{'a' * 40}"]
+    assert hub.fetch("org/name", endpoint=server.endpoint, cache=tmp_path / "cache") != first
+
+
+def test_a_folder_that_exists_is_preferred_to_the_hub(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "org" / "name").mkdir(parents=True)
+    (tmp_path / "org" / "name" / "config.json").write_text("{}")
+    config = load([], ["model.path=org/name"])
+    assert base_model(config) == Path("org/name")
+    assert preparing_model(config) == []
+
+
+@pytest.mark.parametrize("text", ["/models/name", "name", "./org/name", "a/b/c", "org/name@", ""])
+def test_a_path_is_not_taken_for_a_name_on_the_hub(text: str) -> None:
+    assert not hub.is_name(text)
+
+
+def test_the_command_refuses_what_is_no_name(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["model", "fetch", "./models/x"]) == 2
+    assert "org/name" in capsys.readouterr().err
