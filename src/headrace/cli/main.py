@@ -19,13 +19,16 @@ COMMANDS = {
     "broker": ("headrace.cli.broker", "serve the message broker"),
     "learner": ("headrace.cli.learner", "issue tasks, train on what comes back, publish weights"),
     "actor": ("headrace.cli.actor", "sample trajectories for a run"),
+    "eval": ("headrace.cli.eval", "judge a model on tasks, with pass@k"),
     "status": ("headrace.cli.status", "show a run's processes, queues and rates"),
     "ledger": ("headrace.cli.ledger", "print what each optimizer step trained"),
+    "trajectories": ("headrace.cli.trajectories", "list a run's samples, or print transcripts"),
     "skip": ("headrace.cli.skip", "pass over the batch of a coming step"),
     "replay": ("headrace.cli.replay", "form the batches again from the archived log"),
     "config": ("headrace.cli.config", "show a resolved configuration, or every key"),
     "model": ("headrace.cli.model", "make a base model from a recipe"),
     "domain": ("headrace.cli.domain", "list and try the registered domains"),
+    "doctor": ("headrace.cli.doctor", "check this machine, and what a run needs of it"),
     "sandbox": ("headrace.cli.sandbox", "prove what the sandbox isolates on this machine"),
     "bench": ("headrace.cli.bench", "run a benchmark of the repository"),
 }
@@ -108,7 +111,7 @@ def _parse(parser: argparse.ArgumentParser, arguments: list[str]) -> argparse.Na
 
 def _overview() -> str:
     lines = ["usage: headrace COMMAND ...", "", PURPOSE, "", "commands:"]
-    lines += [f"  {name:<9}{text}" for name, (_, text) in COMMANDS.items()]
+    lines += [f"  {name:<14}{text}" for name, (_, text) in COMMANDS.items()]
     lines += ["", "`headrace COMMAND --help` explains one; --version prints the version."]
     return "\n".join(lines)
 
