@@ -44,7 +44,7 @@ def trajectory(
         versions=[Span(0, start, end)],
         logprobs=Array.of("float32", -3.0 * rng.random(length)),
         temperature=TEMPERATURE,
-        verdict=Verdict(score=score, success=score > 0, step_scores=[], checks=[]),
+        verdict=Verdict(score=score, success=score > 0, step_scores=[score], checks=[]),
         turns=[],
         executions=[],
         queue_s=0.0,

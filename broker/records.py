@@ -294,7 +294,7 @@ def check_trajectory(trajectory: Trajectory) -> None:
 
     Raises:
         RecordError: roles do not cover the tokens, versions do not cover the sampled tokens,
-            a span is empty, lengths disagree, or a log-probability or the score is not a finite
+            a span is empty, lengths disagree, or a log-probability or a score is not a finite
             number.
     """
     length = len(trajectory.tokens)
@@ -327,8 +327,13 @@ def check_trajectory(trajectory: Trajectory) -> None:
     bad = [value for value in trajectory.logprobs.numpy().tolist() if not math.isfinite(value)]
     if bad:
         raise RecordError(f"{where}: a log-probability is {bad[0]}")
-    if not math.isfinite(trajectory.verdict.score):
-        raise RecordError(f"{where}: the score is {trajectory.verdict.score}")
+    if len(trajectory.verdict.step_scores) != len(sampled):
+        raise RecordError(
+            f"{where}: {len(trajectory.verdict.step_scores)} step scores for {len(sampled)} turns"
+        )
+    for score in (trajectory.verdict.score, *trajectory.verdict.step_scores):
+        if not math.isfinite(score):
+            raise RecordError(f"{where}: a score is {score}")
 
 
 def _positions(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:

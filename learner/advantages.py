@@ -1,10 +1,11 @@
-"""From the scores of a group to one advantage for each of its samples.
+"""From the scores of a group to one advantage for each model turn of its samples.
 
 Plain Python floats and no torch: the state machine over the log decides with `informative` whether
 a group is trained or filtered, and must agree to the bit with what the trainer sees.
 """
 
 import math
+import random
 from collections.abc import Callable, Sequence
 
 MIN_SPREAD = 1e-6
@@ -74,3 +75,44 @@ def advantages(kind: str, scores: Sequence[float]) -> list[float]:
     if not informative(scores):
         return [0.0] * len(scores)
     return ESTIMATORS[kind](scores)
+
+
+def turn_advantages(
+    kind: str, scores: Sequence[float], step_scores: Sequence[Sequence[float]], step_weight: float
+) -> list[list[float]]:
+    """Advantage of every model turn: (1 - w) * A(outcome) + w * A(return of the turn).
+
+    The return of turn t is the sum of the step scores from t on. It is compared with the returns at
+    turn t of those samples of the group that have such a turn, so that a turn is not blamed for
+    what came before it.
+
+    Source: "Reinforcing Multi-Turn Reasoning in LLM Agents via Turn-Level Credit Assignment"
+    (MT-GRPO), arXiv 2505.11821, with rewards to go in the place of single rewards.
+
+    Args:
+        kind: a key of `ESTIMATORS`.
+        scores: final scores of the group's trajectories.
+        step_scores: one list for each trajectory, one score for each of its turns.
+        step_weight: w, from 0 (outcome alone) to 1 (returns alone).
+
+    Returns:
+        One list for each trajectory, one advantage for each of its turns.
+    """
+    outcome = advantages(kind, scores)
+    mixed = [[value] * len(steps) for value, steps in zip(outcome, step_scores, strict=True)]
+    if step_weight == 0:
+        return mixed
+    returns = [[math.fsum(steps[turn:]) for turn in range(len(steps))] for steps in step_scores]
+    for turn in range(max(map(len, returns))):
+        present = [sample for sample, values in enumerate(returns) if len(values) > turn]
+        values = advantages(kind, [returns[sample][turn] for sample in present])
+        for sample, value in zip(present, values, strict=True):
+            mixed[sample][turn] = (1 - step_weight) * outcome[sample] + step_weight * value
+    return mixed
+
+
+def shuffled(scores: Sequence[float], ordinal: int) -> list[float]:
+    """The scores in an order drawn from the group's ordinal: a control that must teach nothing."""
+    order = list(scores)
+    random.Random(ordinal).shuffle(order)
+    return order

@@ -26,7 +26,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from headrace.config import CISPO, GRPO, DecoupledPPO, IcePop, Loss, TruncatedIS
+from headrace.config import CISPO, GRPO, DecoupledPPO, IcePop, Loss, Reinforce, TruncatedIS
 
 MAX_LOG_RATIO = 20.0
 """Log-ratios are clamped to +- this before the exponential, so that no ratio is infinite."""
@@ -171,6 +171,19 @@ def cispo(config: CISPO, tokens: TokenBatch) -> LossTerms:
     clipped = rho.clamp(1 - config.clip_low, 1 + config.clip_high)
     weight = clipped * tokens.advantage * tokens.weight
     return LossTerms(-(weight * tokens.logprob).sum(), clipped != rho)
+
+
+@loss(Reinforce)
+def reinforce(config: Reinforce, tokens: TokenBatch) -> LossTerms:
+    """L = -sum A * pi: the on-policy gradient, whoever sampled the tokens.
+
+    Biased as soon as the sampler's weights or kernels differ from the learner's; it shows what the
+    corrections are for.
+
+    Source: REINFORCE, Williams, "Simple statistical gradient-following algorithms", 1992.
+    """
+    total = -(tokens.advantage * tokens.weight * tokens.logprob).sum()
+    return LossTerms(total, torch.zeros_like(tokens.logprob, dtype=torch.bool))
 
 
 def _clipped(rho: Tensor, advantage: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:

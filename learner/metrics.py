@@ -24,7 +24,7 @@ class TokenStatistics:
         behaviour: the sampler's log-probability.
         entropy: of the learner's distribution, nats.
         truncated: whether the loss truncated, clipped or masked the token's ratio.
-        advantage: of the token's sample.
+        advantage: of the token's turn.
         lag: learner's version minus the version that sampled the token.
     """
 

@@ -58,7 +58,7 @@ class Sample:
         sampled: `[S]` positions of the sampled tokens, ascending.
         behaviour: `[S]` the sampler's log-probabilities.
         version: `[S]` policy version that sampled each token.
-        advantage: of the sample, the same for all its tokens.
+        advantage: `[S]` of the turn that each token belongs to.
     """
 
     ordinal: int
@@ -68,7 +68,7 @@ class Sample:
     sampled: Int64
     behaviour: Float32
     version: Int64
-    advantage: float
+    advantage: Float32
 
     @property
     def inputs(self) -> int:
@@ -126,13 +126,18 @@ class _Unit:
         return prompt + sum(sample.inputs - prompt for sample in self.samples)
 
 
-def to_sample(trajectory: Trajectory, advantage: float) -> Sample | None:
+def to_sample(trajectory: Trajectory, advantages: Sequence[float]) -> Sample | None:
     """Arrays of a trajectory; None when nothing in it was sampled.
+
+    Args:
+        trajectory: the record.
+        advantages: one for each model turn.
 
     Raises:
         TrainingError: the first token was sampled, so that nothing predicts it.
     """
-    sampled = _expand((s.start, s.end) for s in trajectory.roles if s.value == ROLE_SAMPLED)
+    turns = [(span.start, span.end) for span in trajectory.roles if span.value == ROLE_SAMPLED]
+    sampled = _expand(turns)
     if not len(sampled):
         return None
     if sampled[0] == 0:
@@ -152,7 +157,9 @@ def to_sample(trajectory: Trajectory, advantage: float) -> Sample | None:
         sampled=sampled,
         behaviour=trajectory.logprobs.numpy().astype(np.float32),
         version=version,
-        advantage=advantage,
+        advantage=np.repeat(
+            np.array(advantages, np.float32), [end - start for start, end in turns]
+        ),
     )
 
 
@@ -283,7 +290,7 @@ def _lay_out(units: Sequence[_Unit]) -> MicroBatch:
         rows=np.concatenate(rows),
         targets=np.concatenate([s.tokens[s.sampled] for s in samples]).astype(np.int64),
         behaviour=np.concatenate([s.behaviour for s in samples]),
-        advantage=np.repeat(np.array([s.advantage for s in samples], np.float32), lengths),
+        advantage=np.concatenate([s.advantage for s in samples]),
         version=np.concatenate([s.version for s in samples]),
         sample=np.repeat(np.arange(len(samples), dtype=np.int64), lengths),
     )

@@ -25,7 +25,7 @@ from headrace.broker.records import Trajectory
 from headrace.config import Learner
 from headrace.errors import CheckpointError, ConfigError, TrainingError
 from headrace.learner import checkpoint_files as files
-from headrace.learner.advantages import advantages
+from headrace.learner.advantages import shuffled, turn_advantages
 from headrace.learner.losses import TokenBatch, evaluate
 from headrace.learner.metrics import TokenStatistics, summarize
 from headrace.learner.model import DTYPES, PackedModel, load_model
@@ -243,7 +243,14 @@ class Trainer:
         samples = []
         for group in batch:
             scores = [trajectory.verdict.score for trajectory in group.trajectories]
-            values = advantages(self._config.advantage, scores)
+            if self._config.shuffle_scores:
+                scores = shuffled(scores, group.ordinal)
+            values = turn_advantages(
+                self._config.advantage,
+                scores,
+                [trajectory.verdict.step_scores for trajectory in group.trajectories],
+                self._config.step_weight,
+            )
             for trajectory, value in zip(group.trajectories, values, strict=True):
                 self._check(trajectory)
                 sample = to_sample(trajectory, value)

@@ -113,6 +113,7 @@ def test_a_value_of_the_wrong_type_is_refused_with_its_place(argument, place):
         ("learner.steps=0", "learner.steps must be at least 1, got 0"),
         ("learner.group_size=1", "learner.group_size must be at least 2, got 1"),
         ("learner.lr=-1e-5", "learner.lr must be at least 0, got -1e-05"),
+        ("learner.step_weight=1.5", "learner.step_weight must be from 0 to 1, got 1.5"),
         ("learner.lr=inf", "learner.lr must be finite and at least 0, got inf"),
         ("learner.lr=nan", "learner.lr must be finite and at least 0, got nan"),
         ("learner.weight_decay=-1.0", "learner.weight_decay must be at least 0, got -1.0"),

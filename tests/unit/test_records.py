@@ -14,7 +14,7 @@ from headrace.broker.records import (
 )
 from headrace.errors import RecordError
 
-VERDICT = Verdict(score=1.0, success=True, step_scores=[], checks=[])
+VERDICT = Verdict(score=1.0, success=True, step_scores=[1.0], checks=[])
 WHOLE = Trajectory(
     group=3,
     index=1,
@@ -43,8 +43,10 @@ def test_a_number_that_would_poison_a_batch_is_refused(value: float):
     logprobs = Array.of("float32", [-1.0, value])
     with pytest.raises(RecordError, match=r"sample 3\.1: a log-probability is"):
         check_trajectory(replace(WHOLE, logprobs=logprobs))
-    with pytest.raises(RecordError, match=r"sample 3\.1: the score is"):
+    with pytest.raises(RecordError, match=r"sample 3\.1: a score is"):
         check_trajectory(replace(WHOLE, verdict=replace(VERDICT, score=value)))
+    with pytest.raises(RecordError, match=r"sample 3\.1: a score is"):
+        check_trajectory(replace(WHOLE, verdict=replace(VERDICT, step_scores=[value])))
 
 
 @pytest.mark.parametrize(
@@ -58,6 +60,7 @@ def test_a_number_that_would_poison_a_batch_is_refused(value: float):
         ("versions", [Span(0, 1, 4)], "versions do not cover"),
         ("versions", [Span(0, 2, 4), Span(1, 4, 4)], "empty or runs backwards"),
         ("versions", [Span(0, 2, 4), Span(1, 4, 3), Span(1, 3, 4)], "empty or runs backwards"),
+        ("verdict", replace(VERDICT, step_scores=[0.0, 1.0]), "2 step scores for 1 turns"),
         ("tokens", Array.of("float32", [4, 5, 6, 7]), "tokens must be int32"),
     ],
 )

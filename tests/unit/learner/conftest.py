@@ -58,7 +58,12 @@ def build_trajectory(
         versions=versions,
         logprobs=Array.of("float32", -4.5 + rng.normal(0, 0.5, sum(turns))),
         temperature=temperature,
-        verdict=Verdict(score=score, success=score > 0.5, step_scores=[], checks=[]),
+        verdict=Verdict(
+            score=score,
+            success=score > 0.5,
+            step_scores=[0.0] * (len(turns) - 1) + [score] * bool(turns),
+            checks=[],
+        ),
         turns=[],
         executions=[],
         queue_s=0.0,

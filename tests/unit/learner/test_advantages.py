@@ -4,7 +4,14 @@ import sys
 import numpy as np
 import pytest
 
-from headrace.learner.advantages import ESTIMATORS, MIN_STD, advantages, informative
+from headrace.learner.advantages import (
+    ESTIMATORS,
+    MIN_STD,
+    advantages,
+    informative,
+    shuffled,
+    turn_advantages,
+)
 
 
 def test_a_group_is_informative_when_its_scores_spread():
@@ -47,6 +54,47 @@ def test_a_tiny_spread_is_not_blown_up():
     scores = [0.5, 0.5 + 2e-6]
     assert informative(scores)
     assert max(map(abs, advantages("group_std", scores))) == pytest.approx(1e-6 / MIN_STD)
+
+
+STEPS = [[0.3, 0.0, 1.0], [0.0, 0.4], [0.3, 0.3, 0.0], [0.5]]
+SCORES = [1.0, 0.4, 0.0, 0.5]
+
+
+def test_without_step_weight_every_turn_has_the_advantage_of_the_outcome():
+    outcome = advantages("group_std", SCORES)
+    expected = [[value] * len(steps) for value, steps in zip(outcome, STEPS, strict=True)]
+    assert turn_advantages("group_std", SCORES, STEPS, 0.0) == expected
+
+
+@pytest.mark.parametrize("weight", [0.3, 1.0])
+def test_a_turn_is_compared_with_the_returns_of_the_same_turn_of_the_group(weight: float):
+    outcome = np.array(SCORES) - np.mean(SCORES)
+    first = np.array([1.3, 0.4, 0.6, 0.5])
+    second = np.array([1.0, 0.4, 0.3])
+    third = np.array([1.0, 0.0])
+    centred = [returns - returns.mean() for returns in (first, second, third)]
+    expected = [
+        [centred[0][0], centred[1][0], centred[2][0]],
+        [centred[0][1], centred[1][1]],
+        [centred[0][2], centred[1][2], centred[2][1]],
+        [centred[0][3]],
+    ]
+    found = turn_advantages("group_mean", SCORES, STEPS, weight)
+    for sample, turns in enumerate(expected):
+        want = (1 - weight) * outcome[sample] + weight * np.array(turns)
+        np.testing.assert_allclose(found[sample], want, atol=1e-12)
+
+
+def test_a_turn_that_one_sample_alone_has_is_judged_by_its_outcome():
+    found = turn_advantages("group_mean", [0.0, 1.0], [[0.0, 0.0], [1.0]], 0.5)
+    assert found[0][1] == 0.5 * -0.5
+
+
+def test_shuffled_scores_are_the_same_scores_in_an_order_that_the_ordinal_decides():
+    scores = [index / 10 for index in range(8)]
+    assert sorted(shuffled(scores, 5)) == scores
+    assert shuffled(scores, 5) == shuffled(scores, 5)
+    assert len({tuple(shuffled(scores, ordinal)) for ordinal in range(20)}) > 15
 
 
 def test_the_decision_to_filter_needs_no_torch():

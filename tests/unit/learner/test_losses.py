@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.config import CISPO, GRPO, DecoupledPPO, IcePop, Loss, TruncatedIS
+from headrace.config import CISPO, GRPO, DecoupledPPO, IcePop, Loss, Reinforce, TruncatedIS
 from headrace.learner.losses import TokenBatch, evaluate
 
 CONFIGS: list[Loss] = [
@@ -14,6 +14,7 @@ CONFIGS: list[Loss] = [
     GRPO(clip_low=0.1, clip_high=0.3),
     IcePop(low=0.8, high=1.5),
     CISPO(clip_low=0.2, clip_high=0.4),
+    Reinforce(),
 ]
 
 
@@ -38,6 +39,8 @@ def reference(config: Loss, pi: float, mu: float, prox: float, a: float) -> tupl
     if isinstance(config, TruncatedIS):
         weight = min(rho, config.cap)
         return -weight * a * pi, -weight * a
+    if isinstance(config, Reinforce):
+        return -a * pi, -a
     if isinstance(config, IcePop):
         weight = rho if config.low <= rho <= config.high else 0.0
         return -weight * a * pi, -weight * a
@@ -74,7 +77,8 @@ def test_values_and_gradients_equal_the_float64_reference(config: Loss):
     assert float(terms.total.detach()) == pytest.approx(values.sum(), rel=1e-5, abs=1e-4)
     assert tokens.logprob.grad is not None
     np.testing.assert_allclose(tokens.logprob.grad.numpy(), slopes, rtol=2e-6, atol=1e-6)
-    assert 0.05 < float(terms.truncated.float().mean()) < 0.95
+    bounded = float(terms.truncated.float().mean())
+    assert bounded == 0 if isinstance(config, Reinforce) else 0.05 < bounded < 0.95
 
 
 def test_truncated_is_caps_the_ratio_from_above_only():

@@ -35,7 +35,7 @@ def two_groups(make_trajectory):
 
 
 def pack_all(trajectories, *, share: bool, budget: int = 500) -> list[MicroBatch]:
-    samples = [to_sample(t, 0.5 - t.index) for t in trajectories]
+    samples = [to_sample(t, [0.5 - t.index] * len(t.verdict.step_scores)) for t in trajectories]
     return pack(
         [s for s in samples if s is not None], token_budget=budget, share_prompts=share, cost=LINEAR
     )
@@ -62,13 +62,14 @@ def plain_loss_and_gradients(folder: Path, trajectories):
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
     total = torch.zeros((), dtype=torch.float64)
     for trajectory in trajectories:
-        sample = to_sample(trajectory, 0.5 - trajectory.index)
+        advantage = 0.5 - trajectory.index
+        sample = to_sample(trajectory, [advantage] * len(trajectory.verdict.step_scores))
         assert sample is not None
         ids = torch.from_numpy(sample.tokens).long()
         logits = model(input_ids=ids[None]).logits[0] / TEMPERATURE
         table = torch.log_softmax(logits, -1)
         rows = torch.from_numpy(sample.sampled)
-        total = total + table[rows - 1, ids[rows]].sum() * sample.advantage
+        total = total + table[rows - 1, ids[rows]].sum() * advantage
     total.backward()
     return total.detach(), {name: p.grad for name, p in model.named_parameters()}
 

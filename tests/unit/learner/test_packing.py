@@ -12,8 +12,8 @@ LINEAR = Cost(token=1.0, tile=0.0)
 PROMPT = [5, 9, 3, 8, 1]
 
 
-def samples_of(trajectories, advantage=1.0) -> list[Sample]:
-    found = [to_sample(trajectory, advantage) for trajectory in trajectories]
+def samples_of(trajectories) -> list[Sample]:
+    found = [to_sample(t, [1.0] * len(t.verdict.step_scores)) for t in trajectories]
     return [sample for sample in found if sample is not None]
 
 
@@ -122,23 +122,23 @@ def test_a_group_above_the_budget_is_split_and_pays_its_prompt_again(make_trajec
 
 
 def test_a_trajectory_without_sampled_tokens_adds_nothing(make_trajectory):
-    assert to_sample(make_trajectory(0, 0, PROMPT), 1.0) is None
+    assert to_sample(make_trajectory(0, 0, PROMPT), []) is None
 
 
 def test_a_trajectory_without_a_prompt_is_refused(make_trajectory):
     whole = make_trajectory(4, 2, PROMPT, 4)
     bare = replace(whole, roles=[Span(ROLE_SAMPLED, 0, 9)])
     with pytest.raises(TrainingError, match=r"sample 4\.2: .* starts with a prompt"):
-        to_sample(bare, 1.0)
+        to_sample(bare, [1.0])
 
 
 def test_every_token_carries_its_own_version_advantage_and_sampler_logprob(make_trajectory):
     trajectory = make_trajectory(0, 0, PROMPT, 2, 3, version=6)
-    (batch,) = pack(
-        samples_of([trajectory], 0.25), token_budget=99, share_prompts=True, cost=LINEAR
-    )
+    sample = to_sample(trajectory, [0.25, -0.5])
+    assert sample is not None
+    (batch,) = pack([sample], token_budget=99, share_prompts=True, cost=LINEAR)
     assert batch.version.tolist() == [5, 5, 6, 6, 6]
-    assert batch.advantage.tolist() == [0.25] * 5
+    assert batch.advantage.tolist() == [0.25] * 2 + [-0.5] * 3
     np.testing.assert_array_equal(batch.behaviour, trajectory.logprobs.numpy())
     assert batch.sample.tolist() == [0] * 5
 

@@ -13,6 +13,7 @@ from headrace.broker.records import Array, encode
 from headrace.config import GRPO, DecoupledPPO, Learner, TruncatedIS
 from headrace.errors import CheckpointError, TrainingError
 from headrace.learner import checkpoint_files as files
+from headrace.learner.advantages import shuffled
 from headrace.learner.packing import pack, to_sample
 from headrace.learner.trainer import Trainer, TrainGroup
 
@@ -53,7 +54,10 @@ def advantage_of_better_samples(trainer: Trainer, batch: list[TrainGroup]) -> fl
     means = []
     for score in (1.0, 0.0):
         samples = [
-            to_sample(t, 0.0) for g in batch for t in g.trajectories if t.verdict.score == score
+            to_sample(t, [0.0] * len(t.verdict.step_scores))
+            for g in batch
+            for t in g.trajectories
+            if t.verdict.score == score
         ]
         (part,) = pack(
             [s for s in samples if s is not None],
@@ -73,6 +77,34 @@ def test_steps_raise_the_better_samples_over_the_worse(make_model, make_batch):
         margins.append(advantage_of_better_samples(trainer, make_batch(0)))
     assert trainer.version == 4
     assert margins == sorted(margins)
+
+
+def test_shuffled_scores_train_like_scores_that_were_recorded_in_that_order(make_model, make_batch):
+    batch = make_batch(0)
+    permuted = []
+    for group in batch:
+        scores = shuffled([t.verdict.score for t in group.trajectories], group.ordinal)
+        pairs = zip(group.trajectories, scores, strict=True)
+        recorded = [replace(t, verdict=replace(t.verdict, score=score)) for t, score in pairs]
+        permuted.append(TrainGroup(group.ordinal, recorded))
+    plain = trainer_of(make_model())
+    control = trainer_of(make_model(), replace(FAST, shuffle_scores=True))
+    plain.train(permuted)
+    control.train(batch)
+    assert control.weights_hash() == plain.weights_hash()
+
+
+def test_step_scores_count_by_their_weight(make_model, make_batch):
+    batch = make_batch(0)
+    for group in batch:
+        last = group.trajectories[-1]
+        verdict = replace(last.verdict, step_scores=[0.25, 0.5])
+        group.trajectories[-1] = replace(last, verdict=verdict)
+    losses = set()
+    for weight in (0.0, 0.5, 1.0):
+        trainer = trainer_of(make_model(), replace(FAST, step_weight=weight), "float32")
+        losses.add(trainer.train(batch).metrics["loss"])
+    assert len(losses) == 3
 
 
 def test_the_order_of_arrival_changes_nothing_to_the_bit(make_model, make_batch):
@@ -285,7 +317,7 @@ def test_on_policy_tokens_have_ratio_one(make_model, make_batch):
     for group in make_batch(0):
         own = []
         for trajectory in group.trajectories:
-            sample = to_sample(trajectory, 0.0)
+            sample = to_sample(trajectory, [0.0] * len(trajectory.verdict.step_scores))
             assert sample is not None
             (part,) = pack([sample], token_budget=99, share_prompts=False, cost=model.cost)
             logprobs = model.score(part, TEMPERATURE).logprob.detach().numpy()
