@@ -11,7 +11,7 @@ from headrace.errors import SandboxError
 from headrace.sandbox.mounts import BOXES
 from headrace.sandbox.process import COMMAND_FD, LOG_FD, REPORT_FD, VERDICT_FD
 from headrace.sandbox.spec import Limits, Mount, SandboxSpec
-from headrace.sandbox.toolchains import Toolchain
+from headrace.sandbox.toolchains import PACKAGES, Toolchain
 
 JAIL_UID = 65530
 """User on the host that a jail's user is, where the keeper may choose: nobody's, by convention."""
@@ -96,6 +96,7 @@ class Plan(Struct, frozen=True, kw_only=True):
             "PATH": toolchain.search_path(),
             "PYTHONHASHSEED": str(spec.seed),
             "SEED": str(spec.seed),
+            **({"PYTHONPATH": PACKAGES} if toolchain.packages else {}),
             **toolchain.env,
             **spec.env,
         }

@@ -7,6 +7,8 @@ import os
 import re
 import sys
 import tomllib
+from functools import cache
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,9 @@ from msgspec import Struct, field
 
 from headrace.errors import SandboxError
 from headrace.sandbox.spec import Limits, Mount, Result
+
+PACKAGES = "/opt/packages"
+"""Folder of a jail that shows a toolchain's packages."""
 
 _BUILT_IN = Path(__file__).with_name("toolchains.toml")
 
@@ -34,6 +39,9 @@ class Toolchain(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Folders in which commands are looked up, in the jail."""
     env: dict[str, str] = field(default_factory=dict)
     """Fixed environment."""
+    packages: list[str] = field(default_factory=list)
+    """Installed distributions, by their names on a package index, that Python code in the jail can
+    import from the environment of headrace. What they require is not added: name it as well."""
     limits: Limits = Limits()
     """Limits of a run where neither the run nor its session brings any."""
     build: list[str] = field(default_factory=list)
@@ -51,9 +59,9 @@ class Toolchain(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         """Existing host paths and where they appear.
 
         Raises:
-            SandboxError: a path that may not be missing is.
+            SandboxError: a path that may not be missing is, or a package is not installed.
         """
-        found = []
+        found = [mount for name in self.packages for mount in _package(name)]
         for entry in self.mounts:
             text = _expand(entry)
             optional = text.endswith("?")
@@ -119,20 +127,56 @@ class Toolchain(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
 def load(files: tuple[str, ...] = ()) -> dict[str, Toolchain]:
     """Read the built-in toolchains and those of further files, which may not redefine one.
 
+    A table with `extends` has every key of the toolchain that it names, unless it brings its own.
+
     Raises:
-        SandboxError: a file is missing, is not TOML, or holds something else than toolchains.
+        SandboxError: a file is missing, is not TOML, holds something else than toolchains, or
+            extends one that is not defined before it.
     """
     found: dict[str, Toolchain] = {}
+    raw: dict[str, dict[str, Any]] = {}
     for path in (_BUILT_IN, *map(Path, files)):
         try:
-            tree: dict[str, Any] = tomllib.loads(path.read_text())
-            tables = msgspec.convert(tree, dict[str, Toolchain])
+            tree: dict[str, dict[str, Any]] = tomllib.loads(path.read_text())
+            for name, table in tree.items():
+                raw[name] = _extended(path, name, table, raw)
+            tables = msgspec.convert({name: raw[name] for name in tree}, dict[str, Toolchain])
         except (OSError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
             raise SandboxError(f"toolchains in {path}: {error}") from error
         for name in tables.keys() & found.keys():
             raise SandboxError(f"toolchains in {path}: {name!r} is defined already")
         found |= tables
     return found
+
+
+def _extended(path: Path, name: str, table: Any, raw: dict[str, dict[str, Any]]) -> Any:
+    if not isinstance(table, dict) or "extends" not in table:
+        return table
+    own = {key: value for key, value in table.items() if key != "extends"}
+    if table["extends"] not in raw:
+        raise SandboxError(
+            f"toolchains in {path}: {name!r} extends {table['extends']!r}, which is not defined "
+            "before it"
+        )
+    return {**raw[table["extends"]], **own}
+
+
+@cache
+def _package(name: str) -> list[Mount]:
+    """The folders and modules that an installed distribution has beside each other."""
+    try:
+        found = distribution(name)
+    except PackageNotFoundError as error:
+        raise SandboxError(
+            f"the toolchain's package {name!r} is not installed in {sys.prefix}"
+        ) from error
+    tops = {path.parts[0] for path in found.files or [] if path.suffix != ".pth"}
+    tops = {top for top in tops if top not in {"..", "__pycache__"}}
+    return [
+        Mount(source=os.path.realpath(str(found.locate_file(top))), target=f"{PACKAGES}/{top}")
+        for top in sorted(tops)
+        if not top.endswith(".dist-info")
+    ]
 
 
 def _expand(text: str) -> str:

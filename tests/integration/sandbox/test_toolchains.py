@@ -79,9 +79,30 @@ async def test_declared_packages_are_importable_and_others_are_not(tmp_path):
     assert b"No module named 'pytest'" in hidden.stderr
 
 
+async def test_a_toolchain_extends_another_by_installed_packages_and_what_they_need(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text('[numeric]\nextends = "python"\npackages = ["numpy", "PyYAML"]\n')
+    spec = SandboxSpec(toolchain="numeric", toolchain_files=(str(file),))
+    async with Sandbox(spec) as box:
+        seen = await box.run(["python3", "-c", "import numpy, yaml; print(numpy.arange(3).sum())"])
+        hidden = await box.run(["python3", "-c", "import pytest"])
+        written = await box.run(["python3", "-c", "open('/opt/packages/numpy/x', 'w')"])
+    assert seen.stdout == b"3\n", seen.stderr
+    assert b"No module named 'pytest'" in hidden.stderr
+    assert b"Read-only file system" in written.stderr
+
+
+def test_a_package_that_is_not_installed_is_named(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text('[mine]\nextends = "python"\npackages = ["no-such-package"]\n')
+    with pytest.raises(SandboxError, match="'no-such-package' is not installed"):
+        Sandbox(SandboxSpec(toolchain="mine", toolchain_files=(str(file),)))
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ('[x]\nextends = "cobol"\n', "'x' extends 'cobol', which is not defined before it"),
         ("[python]\nmounts = []\npath = []\n", "'python' is defined already"),
         ("[x]\nmounts = []\n", "missing required field `path`"),
         ("[x]\nmounts = []\npath = []\nmount = 3\n", "unknown field `mount`"),
