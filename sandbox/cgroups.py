@@ -79,11 +79,11 @@ class Group:
             refused_processes=refused,
         )
 
-    def kill(self, *, spare: int = 0) -> bool:
+    def kill(self, *, but: int = 0) -> bool:
         """Send SIGKILL to every process in the group but one; whether there was any."""
         found = False
         for pid in map(int, _get(f"{self._directories['pids']}/cgroup.procs").split()):
-            if pid != spare:
+            if pid != but:
                 found = True
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)

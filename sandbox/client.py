@@ -8,7 +8,6 @@ import asyncio
 import atexit
 import contextlib
 import itertools
-import json
 import logging
 import os
 import socket
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.errors import DeadlineError, SandboxError
-from headrace.sandbox.keeper import MAX_MESSAGE, receive, send
+from headrace.sandbox.keeper import MAX_MESSAGE, encode, receive, send
 
 _START_S = 20.0
 _STOP_S = 10.0
@@ -183,11 +182,11 @@ class Keeper:
             self._send({"id": "", "op": op, **fields}, [])
 
     def _send(self, message: dict[str, Any], fds: list[int]) -> None:
-        size = len(json.dumps(message, ensure_ascii=False).encode())
-        if size > MAX_MESSAGE:
-            raise SandboxError(f"a sandbox request of {size} bytes exceeds {MAX_MESSAGE}")
+        data = encode(message)
+        if len(data) > MAX_MESSAGE:
+            raise SandboxError(f"a sandbox request of {len(data)} bytes exceeds {MAX_MESSAGE}")
         try:
-            send(self._control, message, fds)
+            send(self._control, data, fds)
         except BlockingIOError as error:
             raise SandboxError("the sandbox keeper does not read its requests") from error
         except OSError as error:

@@ -25,19 +25,26 @@ from typing import Any
 from headrace.sandbox import mounts
 from headrace.sandbox.cgroups import Cgroups
 from headrace.sandbox.process import Jail
+from headrace.sandbox.spare import Spares
 
 MAX_MESSAGE = 160 << 10
 _PR_SET_NAME = 15
+_SPARES = 7
 
 
-def send(control: socket.socket, message: dict[str, Any], fds: list[int]) -> None:
-    """Send one message with descriptors; the descriptors stay open here.
+def encode(message: dict[str, Any]) -> bytes:
+    """A message as it travels."""
+    return json.dumps(message, ensure_ascii=False).encode()
+
+
+def send(control: socket.socket, data: bytes, fds: list[int]) -> None:
+    """Send one encoded message with descriptors; the descriptors stay open here.
 
     Raises:
         OSError: the other end is gone.
     """
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-    control.sendmsg([json.dumps(message, ensure_ascii=False).encode()], rights)
+    control.sendmsg([data], rights)
 
 
 def receive(control: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
@@ -68,6 +75,7 @@ class Keeper:
         self._parent = os.pidfd_open(parent)
         self._nested = mounts.enter_private_namespace()
         self._cgroups = Cgroups.detect()
+        self._spares = Spares(self._cgroups, 1 + min(_SPARES, len(os.sched_getaffinity(0))))
         self._poll = select.epoll()
         self._jails: dict[str, Jail] = {}
         self._by_fd: dict[int, Jail] = {}
@@ -114,16 +122,17 @@ class Keeper:
                 self._reply(answer, fds)
             if jail.finished:
                 del self._jails[jail.id]
+                self._spares.refill()
         return True
 
     def _forget(self, fds: list[int]) -> None:
         for fd in fds:
-            del self._by_fd[fd]
+            self._by_fd.pop(fd, None)
             os.close(fd)  # which also ends its watch
 
     def _reply(self, message: dict[str, Any], fds: list[int] | None = None) -> None:
         try:
-            send(self._control, message, fds or [])
+            send(self._control, encode(message), fds or [])
         except ConnectionError:
             return  # the owner is gone: its descriptor tells the loop
         finally:
@@ -146,13 +155,18 @@ class Keeper:
     ) -> tuple[dict[str, Any] | None, list[int]]:
         match message["op"]:
             case "open":
-                return {}, [self._open(message)]
+                folder = self._open(message)
+                self._spares.refill()
+                return {}, [folder]
             case "tree":
                 return {"path": self._tree(message["source"])}, []
             case "close":
                 name = message["box"]
                 mounts.unmount(f"{mounts.BOXES}/{name}")
                 os.rmdir(f"{mounts.BOXES}/{name}")
+                return {}, []
+            case "rest":
+                self._spares.discard()
                 return {}, []
             case "start":
                 self._start(message, fds)
@@ -196,18 +210,17 @@ class Keeper:
         return os.open(f"{path}/work", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
 
     def _start(self, message: dict[str, Any], fds: list[int]) -> None:
-        group = self._cgroups.create(message["id"])
+        spare = self._spares.take()
         try:
-            if group is not None:
-                group.limit(
+            if spare.group is not None:
+                spare.group.limit(
                     memory=message["memory"],
                     processes=message["processes"] + message["overhead"],
                     cpus=message["cpus"],
                 )
-            jail = Jail(message, fds[0], group, f"{mounts.BOXES}/{message['box']}")
+            jail = Jail(message, fds[0], spare, f"{mounts.BOXES}/{message['box']}")
         except OSError:
-            if group is not None:
-                group.remove()
+            spare.discard()
             raise
         self._jails[jail.id] = jail
         for fd in jail.watched():
@@ -219,6 +232,7 @@ class Keeper:
             jail.kill("cancelled")
         for jail in self._jails.values():
             jail.destroy()
+        self._spares.discard()
         self._cgroups.close()
 
 
@@ -236,6 +250,6 @@ def main() -> None:
         keeper = Keeper(control, int(sys.argv[2]))
     except OSError as error:
         with contextlib.suppress(ConnectionError):
-            send(control, {"id": "hello", "error": str(error)}, [])
+            send(control, encode({"id": "hello", "error": str(error)}), [])
         return
     keeper.serve()

@@ -3,7 +3,7 @@
 Standard library only.
 """
 
-import ctypes
+import contextlib
 import fcntl
 import os
 import select
@@ -11,9 +11,9 @@ import signal
 import time
 from typing import Any
 
-from headrace.sandbox.cgroups import Counters, Group
+from headrace.sandbox.cgroups import Counters
+from headrace.sandbox.spare import Spare
 
-_PR_SET_PDEATHSIG = 1
 _CHUNK = 1 << 16
 _GRACE_S = 2.0
 _NUDGE_S = 0.008
@@ -33,10 +33,6 @@ _TARGETS = {
     "command": COMMAND_FD,
     "log": LOG_FD,
 }
-# What the interpreter and the keeper ignore, and a command must not inherit as ignored.
-_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE, signal.SIGXFSZ)
-
-_libc = ctypes.CDLL(None)
 
 
 class Stream:
@@ -76,12 +72,12 @@ class Stream:
 class Jail:
     """One nsjail process and everything below it."""
 
-    def __init__(self, message: dict[str, Any], stdin: int, group: Group | None, box: str) -> None:
+    def __init__(self, message: dict[str, Any], stdin: int, spare: Spare, box: str) -> None:
         self.id: str = message["id"]
         self.deadline = _FOREVER
         self._wake = _FOREVER
         self.finished = False
-        self._group = group
+        self._group = spare.group
         # Open while the jail lives: the session may be closed before its last jail has ended.
         self._space = os.open(box, os.O_RDONLY | os.O_DIRECTORY)
         self._reason = ""
@@ -109,35 +105,21 @@ class Jail:
         else:
             self.deadline = self.started + message["wall_s"]
             self._wake = self.started + _NUDGE_S
-        self._pid = os.fork()
-        if self._pid == 0:
-            self._become(message["argv"], {"stdin": stdin, **given})
+        self._pid = spare.pid
         self._pidfd = os.pidfd_open(self._pid)
+        self.streams = {name: Stream(pipes[name][0], limit) for name, limit in limits.items()}
+        sent = {"stdin": stdin, **given}
+        # Where the spare is gone, its descriptor tells at once.
+        with contextlib.suppress(ConnectionError):
+            spare.become(message["argv"], {_TARGETS[name]: fd for name, fd in sent.items()})
         for fd in given.values():
             os.close(fd)
-        self.streams = {name: Stream(pipes[name][0], limit) for name, limit in limits.items()}
-
-    def _become(self, argv: list[str], given: dict[str, int]) -> None:
-        """In the forked child: enter the group, arrange descriptors, execute nsjail."""
-        try:
-            _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            if self._group is not None:
-                self._group.enter()
-            # Copies above the targets first, so that no target overwrites a source.
-            high = {name: fcntl.fcntl(fd, fcntl.F_DUPFD, 64) for name, fd in given.items()}
-            os.closerange(0, 64)
-            for name, fd in high.items():
-                os.dup2(fd, _TARGETS[name])
-            os.closerange(64, 1 << 16)
-            for number in _IGNORED:
-                signal.signal(number, signal.SIG_DFL)
-            os.execve(argv[0], argv, {})
-        finally:
-            os._exit(255)
 
     def watched(self) -> list[int]:
         """Descriptors whose readiness `on_ready` wants to hear of."""
-        return [self._pidfd, *(stream.fd for stream in self.streams.values())]
+        # nsjail's log, a line for every mount, is read at its end; it fits the pipe.
+        streams = (stream.fd for name, stream in self.streams.items() if name != "log")
+        return [self._pidfd, *streams]
 
     def take_closed(self) -> list[int]:
         """Descriptors that are done with, for the loop to close."""
@@ -159,7 +141,10 @@ class Jail:
             self._exit = status
             self._usage_s = usage.ru_utime + usage.ru_stime
             self._rss = usage.ru_maxrss * 1024
-            self._closed.append(fd)
+            log = self.streams["log"]
+            log.read()
+            log.open = False
+            self._closed += [fd, log.fd]
             self._wake = _FOREVER
         for name, stream in self.streams.items():
             if stream.fd != fd:
@@ -207,7 +192,7 @@ class Jail:
         if self._group is not None:
             # nsjail is left to reap the jail's first process, which would else be an orphan of the
             # host. When it is alone it has not come so far; what it may start now dies at the end.
-            if not self._group.kill(spare=self._pid):
+            if not self._group.kill(but=self._pid):
                 os.kill(self._pid, signal.SIGKILL)
         else:
             # nsjail answers by killing the jail's first process and reaping it.

@@ -1,11 +1,13 @@
 """A jail as the keeper sees it, with an ordinary program in nsjail's place."""
 
 import os
+import signal
 import time
 
 import pytest
 
 from headrace.sandbox.process import Jail
+from headrace.sandbox.spare import Spare
 
 MESSAGE = {"id": "j", "output": 100, "verdict": 0, "interactive": False, "wall_s": 10.0}
 
@@ -14,10 +16,10 @@ MESSAGE = {"id": "j", "output": 100, "verdict": 0, "interactive": False, "wall_s
 def start(tmp_path):
     jails = []
 
-    def start(program):
+    def start(program, spare=None):
         stdin = os.open("/dev/null", os.O_RDONLY)
         argv = ["/bin/sh", "-c", program]
-        jail = Jail({**MESSAGE, "argv": argv}, stdin, None, str(tmp_path))
+        jail = Jail({**MESSAGE, "argv": argv}, stdin, spare or Spare(None), str(tmp_path))
         os.close(stdin)
         jails.append(jail)
         return jail
@@ -39,14 +41,35 @@ def test_an_event_of_an_earlier_owner_of_a_descriptor_does_not_block(start):
     assert jail.take_answers() == []
 
 
-def test_the_first_reason_to_end_a_jail_is_the_one_that_counts(start):
-    jail = start("sleep 5")
-    jail.kill("timeout")
-    jail.kill("cancelled")
+def end(jail):
+    """Serve a jail until its end; the caller has the deadline."""
     while not jail.finished:
         for fd in jail.watched():
             jail.on_ready(fd)
         jail.on_time(time.monotonic())
     ((answer, fds),) = jail.take_answers()
+    content = os.pread(fds[0], 1 << 16, 0)
     os.close(fds[0])
-    assert answer["reason"] == "timeout"
+    return answer, content
+
+
+def test_the_first_reason_to_end_a_jail_is_the_one_that_counts(start):
+    jail = start("sleep 5")
+    jail.kill("timeout")
+    jail.kill("cancelled")
+    assert end(jail)[0]["reason"] == "timeout"
+
+
+def test_what_nsjail_logged_is_read_at_its_end(start):
+    answer, content = end(start("echo said >&6"))
+    assert answer["parts"]["log"] == 5
+    assert content == b"said\n"
+
+
+def test_a_spare_that_died_before_it_was_needed_is_a_run_without_a_report(start):
+    spare = Spare(None)
+    os.kill(spare.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, spare.pid, os.WEXITED | os.WNOWAIT)
+    answer, content = end(start("echo never", spare))
+    assert (answer["reason"], content) == ("", b"")
+    assert os.WTERMSIG(answer["exit"]) == signal.SIGKILL
