@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import random
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -15,6 +16,7 @@ from headrace.environments.domains.python_functions import (
     SECOND_ATTEMPT,
     PythonSession,
 )
+from headrace.environments.domains.waiting import MEDIAN_S, SIGMA
 from headrace.environments.jailed import VERDICT_FD, Box
 from headrace.environments.protocol import (
     Domain,
@@ -400,3 +402,21 @@ async def test_a_check_finds_a_hole_and_a_wrong_oracle() -> None:
     blind = await check_domain(Blind(), level=0, tasks=6)
     assert blind.oracle == 0
     assert all("the oracle fails" in problem for problem in blind.problems)
+
+
+async def test_a_waiting_episode_holds_a_jailed_process_for_as_long_as_its_seed_says() -> None:
+    domain = get_domain("waiting")
+    task = domain.task(0, split="train", level=0)
+    seed = 18
+    drawn = MEDIAN_S * random.Random(seed).lognormvariate(0.0, SIGMA)
+    assert 0.3 < drawn < 0.5
+    session = await domain.open(task, seed=seed)
+    try:
+        await session.step(domain.oracle(task, []))
+        verdict = await session.verdict()
+    finally:
+        await session.close()
+    assert verdict.success
+    tool, _ = session.executions
+    assert drawn <= tool.wall_s < drawn + 20
+    assert tool.cpu_s < drawn

@@ -51,13 +51,18 @@ class Parity:
 
     async def open(self, task: Task, *, seed: int) -> Session:
         """See `Domain`."""
-        parity = task.data["parity"]
-        return AnswerSession(
-            await Box.open(SPEC),
-            program=SCORER,
-            question=str(parity),
-            hint=f"expected characters with an {('even', 'odd')[parity]} sum",
-        )
+        box = await Box.open(SPEC)
+        return AnswerSession(box, program=SCORER, question=question(task), hint=hint(task))
+
+
+def question(task: Task) -> str:
+    """What the scorer is told: 0 for even, 1 for odd."""
+    return str(task.data["parity"])
+
+
+def hint(task: Task) -> str:
+    """What a wrong answer leaves as evidence."""
+    return f"expected characters with an {('even', 'odd')[task.data['parity']]} sum"
 
 
 def _make(rng: random.Random) -> tuple[str, tuple[str, int]]:
