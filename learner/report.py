@@ -4,11 +4,10 @@ import time
 from collections import deque
 from pathlib import Path
 
-import msgspec
-
 from headrace.broker.leases import Lease
 from headrace.learner.machine import Machine, Tally
-from headrace.monitor.metrics import METRICS_FILE, MetricsWriter
+from headrace.monitor.exporters.base import Exporters
+from headrace.monitor.metrics import MetricsWriter
 from headrace.monitor.progress import (
     ActorView,
     Failures,
@@ -25,13 +24,14 @@ _RATE_WINDOW_S = 30.0
 
 
 class Report:
-    """Writes `progress.json`, `metrics.jsonl`, TensorBoard events and `summary.json`."""
+    """Writes `progress.json`, `metrics.jsonl` and `summary.json`, and serves the exporters."""
 
     def __init__(
         self,
         run_dir: Path,
         run: str,
         machine: Machine,
+        exporters: Exporters,
         *,
         totals: dict[str, float] | None = None,
         staleness: dict[int, int] | None = None,
@@ -39,7 +39,7 @@ class Report:
         self._run_dir = run_dir
         self._run = run
         self._machine = machine
-        self._rows = _last_step(run_dir / METRICS_FILE)
+        self._exporters = exporters
         self._metrics = MetricsWriter(run_dir)
         totals = totals or {}
         self.trained_tokens = totals.get("trained_tokens", 0.0)
@@ -73,51 +73,51 @@ class Report:
         self.trained_tokens += tokens
         for lag, count in staleness.items():
             self.staleness[lag] = self.staleness.get(lag, 0) + count
-        if version <= self._rows:
+        if version <= self._metrics.last:
             return
-        self._rows = version
         domains = {
             f"success/{domain}": tally.ema for domain, tally in self._machine.state.train.items()
         }
         updates = sum(actor.counters.get("updates", 0) for actor in actors)
         paused = sum(actor.counters.get("pause_s", 0) for actor in actors)
         fleet = {"actors/alive": float(len(actors)), "actors/pause_s": paused / max(updates, 1)}
-        self._metrics.write(version, metrics | domains | fleet)
+        values, at = metrics | domains | fleet, time.time()
+        self._metrics.write(version, values, at=at)
+        self._exporters.step(version, values, at)
 
     def progress(self, phase: str, actors: list[Lease]) -> None:
-        """Replace `progress.json`."""
+        """Replace `progress.json`, and tell the exporters."""
         state = self._machine.state
         now = time.monotonic()
         self._sampled.append((now, state.totals.get("sampled_tokens", 0)))
         self._trained.append((now, self.trained_tokens))
-        write_progress(
-            self._run_dir,
-            Progress(
-                version=self.published,
-                steps=state.version,
-                total_steps=self._machine.config.steps,
-                issued=state.totals.get("issued", 0),
-                complete=state.totals.get("complete", 0),
-                trained=state.totals.get("trained", 0),
-                filtered=state.totals.get("filtered", 0),
-                failed=_failures(state.train),
-                phase=phase,
-                success={
-                    domain: Success(n=tally.samples, ok=tally.successes, ema=tally.ema)
-                    for domain, tally in state.train.items()
-                },
-                generated_tokens_per_s=_rate(self._sampled),
-                trained_tokens_per_s=_rate(self._trained),
-                staleness=self.staleness,
-                started=self._started,
-                updated=time.time(),
-                waiting=self.timesheet.seconds,
-                actors=[
-                    ActorView(id=actor.id, version=actor.version, status=actor.status)
-                    for actor in actors
-                ],
-            ),
+        progress = Progress(
+            version=self.published,
+            steps=state.version,
+            total_steps=self._machine.config.steps,
+            issued=state.totals.get("issued", 0),
+            complete=state.totals.get("complete", 0),
+            trained=state.totals.get("trained", 0),
+            filtered=state.totals.get("filtered", 0),
+            failed=_failures(state.train),
+            phase=phase,
+            success={
+                domain: Success(n=tally.samples, ok=tally.successes, ema=tally.ema)
+                for domain, tally in state.train.items()
+            },
+            generated_tokens_per_s=_rate(self._sampled),
+            trained_tokens_per_s=_rate(self._trained),
+            staleness=self.staleness,
+            started=self._started,
+            updated=time.time(),
+            waiting=self.timesheet.seconds,
+            actors=[
+                ActorView(id=actor.id, version=actor.version, status=actor.status)
+                for actor in actors
+            ],
         )
+        write_progress(self._run_dir, progress)
+        self._exporters.progress(progress)
 
     def summary(self, checkpoint: Path) -> Summary:
         """Write and return `summary.json`."""
@@ -142,21 +142,9 @@ class Report:
         return summary
 
     def close(self) -> None:
-        """Close the files."""
+        """Close the files and the exporters."""
         self._metrics.close()
-
-
-def _last_step(path: Path) -> int:
-    """Step of the last whole row; 0 without one."""
-    if not path.exists():
-        return 0
-    last = 0
-    for line in path.read_bytes().splitlines():
-        try:
-            last = max(last, int(msgspec.json.decode(line)["step"]))
-        except msgspec.DecodeError:
-            continue  # a row that was cut by a kill
-    return last
+        self._exporters.close()
 
 
 def _rate(window: "deque[tuple[float, int]] | deque[tuple[float, float]]") -> float:

@@ -36,7 +36,8 @@ from headrace.learner.process import LearnerProcess
 from headrace.learner.publisher import WeightPublisher
 from headrace.learner.report import Report
 from headrace.learner.trainer import Trainer
-from headrace.models import ensure_model
+from headrace.models import base_model
+from headrace.monitor.exporters.base import Exporters
 from headrace.process import lease, leased, new_ident
 from headrace.runfolder import refuse_difference
 
@@ -141,7 +142,7 @@ async def _enter(config: Config, connection: Connection, names: RunNames, pools:
     queue = TaskQueue(connection, names)
     await queue.create(pools, ack_wait_s=config.attempts.ack_wait_s)
     log = await RunLog.create(connection, names, max_bytes=config.broker.log_bytes)
-    model = await asyncio.to_thread(ensure_model, Path(config.model.path), config.model.recipe)
+    model = await asyncio.to_thread(base_model, config)
     await state.put_model_files(model)
     await state.put("config", to_json(config))
     return _Run(log, state, model)
@@ -213,6 +214,9 @@ async def _attached(
     thread = ThreadPoolExecutor(1, thread_name_prefix="trainer")
     trainer = await _load(config, thread, run.model, newest)
     archive = Archive(run_dir / "archive", run.log.identity)
+    exporters = await asyncio.to_thread(
+        Exporters.open, config.monitor, run_dir, names.run, run.log.identity
+    )
     # last, so that a start that fails leaves a learner that runs alone
     lineage = await run.state.raise_lineage()
     machine = Machine(first, state.snapshot if state else None)
@@ -220,6 +224,7 @@ async def _attached(
         run_dir,
         names.run,
         machine,
+        exporters,
         totals=state.totals if state else None,
         staleness=state.staleness if state else None,
     )

@@ -55,6 +55,10 @@ class SandboxError(HeadraceError):
     """The sandbox itself failed, or was asked for something it cannot do. Never the candidate's."""
 
 
+class ShellEndedError(SandboxError):
+    """A persistent shell had ended, by its own doing or by a limit, before a command reached it."""
+
+
 class TaskError(HeadraceError):
     """A domain produced a task, session or verdict that breaks the environment protocol."""
 
@@ -73,3 +77,7 @@ class SandboxBusyError(SandboxError):
 
 class CollectionError(HeadraceError):
     """A workspace holds what the collection rules refuse: links, too many or too large files."""
+
+
+class ExportError(HeadraceError):
+    """A destination of metrics can no longer be reached; logged, and never the end of a run."""

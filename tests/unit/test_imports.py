@@ -26,6 +26,7 @@ def loaded_by(module, names):
         "headrace.config",
         "headrace.configchecks",
         "headrace.configkeys",
+        "headrace.configmonitor",
         "headrace.errors",
         "headrace.broker.records",
         "headrace.broker.subjects",
@@ -33,6 +34,7 @@ def loaded_by(module, names):
         "headrace.monitor.progress",
         "headrace.monitor.logs",
         "headrace.monitor.metrics",
+        "headrace.monitor.exporters.base",
         "headrace.monitor.supervisor",
         "headrace.monitor.display",
     ],
@@ -48,8 +50,9 @@ def test_the_check_itself_sees_a_heavy_library():
 def test_writing_metrics_loads_no_torch(tmp_path):
     program = (
         "import sys; from pathlib import Path\n"
-        "from headrace.monitor.metrics import MetricsWriter\n"
-        "with MetricsWriter(Path(sys.argv[1])) as metrics: metrics.write(1, {'loss': 0.5})\n"
+        "from headrace.configmonitor import Monitor\n"
+        "from headrace.monitor.exporters.base import Exporters\n"
+        "Exporters.open(Monitor(), Path(sys.argv[1]), 'run', 'id').step(1, {'loss': 0.5}, 1.0)\n"
         "print('torch' in sys.modules)"
     )
     done = subprocess.run(

@@ -1,5 +1,6 @@
 """What a run says about itself: progress, summary, logs, metrics, and how they are shown."""
 
+import asyncio
 import io
 import json
 import logging
@@ -20,7 +21,7 @@ from headrace.monitor.display import (
     rate,
     shares,
 )
-from headrace.monitor.logs import setup_logging
+from headrace.monitor.logs import CONTEXT, about, setup_logging
 from headrace.monitor.metrics import MetricsWriter, read_rows
 from headrace.monitor.progress import (
     ActorView,
@@ -162,6 +163,34 @@ def test_a_log_line_carries_who_said_it_and_what_it_is_about(tmp_path, quiet_log
     assert stream.getvalue().endswith("I actor-a1 sampled 3\n")
 
 
+async def test_context_is_carried_by_all_that_is_logged_within_and_by_nothing_else(
+    tmp_path, quiet_logging
+):
+    setup_logging("actor", "a1", tmp_path, stream=io.StringIO())
+    logger = logging.getLogger("headrace.actor")
+
+    async def episode(sample):
+        await asyncio.sleep(0)
+        logger.info("inner")
+
+    with about(group=7, domain="parity"):
+        tasks = []
+        for sample in (0, 1):
+            with about(sample=sample):
+                tasks.append(asyncio.create_task(episode(sample)))
+        logger.info("own", extra={"version": 3})
+    logger.info("outside")
+    await asyncio.gather(*tasks)
+    lines = map(json.loads, (tmp_path / "logs/actor-a1.jsonl").read_text().splitlines())
+    context = [(e["event"], {k: e[k] for k in CONTEXT if k in e}) for e in lines]
+    assert context == [
+        ("own", {"group": 7, "domain": "parity", "version": 3}),
+        ("outside", {}),
+        ("inner", {"group": 7, "sample": 0, "domain": "parity"}),
+        ("inner", {"group": 7, "sample": 1, "domain": "parity"}),
+    ]
+
+
 def test_setting_up_again_replaces_the_destinations(tmp_path, quiet_logging):
     first, second = io.StringIO(), io.StringIO()
     setup_logging("actor", "a1", tmp_path, stream=first)
@@ -188,24 +217,24 @@ def test_a_traceback_is_part_of_the_json_line(tmp_path, quiet_logging):
     assert "ValueError: bug" in entry["traceback"]
 
 
-def test_metrics_are_rows_and_curves(tmp_path):
-    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
-
-    with MetricsWriter(tmp_path) as metrics:
-        metrics.write(1, {"loss/mean": 0.25, "kl": math.nan}, at=5.0)
-        metrics.write(2, {"loss/mean": 0.125}, at=6.0)
+def test_metrics_are_rows_of_the_run_folder(tmp_path):
+    metrics = MetricsWriter(tmp_path)
+    metrics.write(1, {"loss/mean": 0.25, "kl": math.nan}, at=5.0)
+    metrics.write(2, {"loss/mean": 0.125}, at=6.0)
+    metrics.close()
     assert read_rows(tmp_path) == [
         {"step": 1.0, "time": 5.0, "loss/mean": 0.25, "kl": None},
         {"step": 2.0, "time": 6.0, "loss/mean": 0.125},
     ]
-    (events,) = (tmp_path / "tensorboard").iterdir()
-    points = [
-        (event.step, value.tag, value.tensor.float_val[0])
-        for event in EventFileLoader(str(events)).Load()
-        for value in event.summary.value
-        if value.tag == "loss/mean"
-    ]
-    assert points == [(1, "loss/mean", 0.25), (2, "loss/mean", 0.125)]
+
+
+def test_rows_go_on_after_the_last_whole_one_when_a_kill_cut_a_row(tmp_path):
+    (tmp_path / "metrics.jsonl").write_bytes(b'{"step":7,"time":2.0}\n{"step":8,"ti')
+    metrics = MetricsWriter(tmp_path)
+    assert metrics.last == 7
+    metrics.write(8, {}, at=3.0)
+    metrics.close()
+    assert read_rows(tmp_path) == [{"step": 7.0, "time": 2.0}, {"step": 8.0, "time": 3.0}]
 
 
 def test_a_half_written_last_row_is_left_out(tmp_path):

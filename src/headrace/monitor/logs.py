@@ -1,11 +1,15 @@
 """One log format for every process: JSON lines in the run folder, short lines on stderr.
 
-Modules log through `logging.getLogger(__name__)`; what an event is about goes into `extra` under
-the names of `CONTEXT`, so that all files of a run can be searched by one schema.
+Modules log through `logging.getLogger(__name__)`. What an event is about is said once, by `about`
+around the work or in `extra`, under the names of `CONTEXT`, so that all files of a run can be
+searched by one schema.
 """
 
 import logging
 import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TextIO
 
@@ -14,9 +18,25 @@ import msgspec
 from headrace.errors import ConfigError
 
 CONTEXT = ("group", "sample", "domain", "version")
-"""Keys of `extra` that are carried into the JSON lines."""
+"""Keys that are carried into the JSON lines: the group's ordinal, the index of a sample in it, the
+domain, and the policy version."""
+_about: ContextVar[Mapping[str, int | str]] = ContextVar("about")
 
 _HUMAN = "%(asctime)s %(levelname).1s {role} %(message)s"
+
+
+@contextmanager
+def about(**context: int | str) -> Iterator[None]:
+    """Let all that is logged in the block, and in tasks that it starts, carry this context.
+
+    Args:
+        context: values for some of `CONTEXT`.
+    """
+    token = _about.set({**_about.get({}), **context})
+    try:
+        yield
+    finally:
+        _about.reset(token)
 
 
 class _JsonLines(logging.Formatter):
@@ -31,7 +51,8 @@ class _JsonLines(logging.Formatter):
         line = {"time": record.created, "level": record.levelname.lower(), **self._who}
         line["event"] = record.getMessage()
         line["logger"] = record.name
-        line |= {key: record.__dict__[key] for key in CONTEXT if key in record.__dict__}
+        context = {**_about.get({}), **record.__dict__}
+        line |= {key: context[key] for key in CONTEXT if key in context}
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
         return msgspec.json.encode(line, enc_hook=str).decode()

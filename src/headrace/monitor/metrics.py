@@ -1,79 +1,55 @@
-"""Step metrics as rows of `metrics.jsonl` and as TensorBoard curves, from one call."""
+"""Step metrics as rows of `metrics.jsonl`."""
 
-import time
+from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING
 
 import msgspec
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from tensorboard.summary.writer.event_file_writer import EventFileWriter
-
 METRICS_FILE = "metrics.jsonl"
-TENSORBOARD_FOLDER = "tensorboard"
 
 
 class MetricsWriter:
-    """Appends the metrics of optimizer steps to a run folder; torch is not imported.
+    """Appends the metrics of optimizer steps to a run folder, each step once.
 
-    >>> with MetricsWriter(run_dir) as metrics:
-    ...     metrics.write(1, {"loss/mean": 0.25, "tokens/trained": 812.0})
+    >>> metrics = MetricsWriter(run_dir)
+    >>> metrics.write(1, {"loss": 0.25, "success/arithmetic": 0.5}, at=1_800_000_000.0)
     """
 
     def __init__(self, run_dir: Path) -> None:
-        self._run_dir = run_dir
+        """Go on after the last whole row; what a kill left of one after it is cut off."""
         run_dir.mkdir(parents=True, exist_ok=True)
-        self._rows = (run_dir / METRICS_FILE).open("ab")
-        self._events: EventFileWriter | None = None
+        self._rows = (run_dir / METRICS_FILE).open("a+b")
+        self._rows.seek(0)
+        data = self._rows.read()
+        self._rows.truncate(data.rfind(b"\n") + 1)
+        self.last = max((int(row["step"] or 0) for row in _decode(data)), default=0)
+        """Newest step that has a row; 0 without one."""
 
-    def write(self, step: int, values: "Mapping[str, float]", *, at: float | None = None) -> None:
-        """Append one row and one set of curve points, and flush both.
+    def write(self, step: int, values: Mapping[str, float], *, at: float) -> None:
+        """Append one row and flush it.
 
         Args:
-            step: version that the step produced.
+            step: version that the step produced, above `last`.
             values: metrics by name; `/` groups curves.
-            at: Unix seconds; now where not given.
+            at: Unix seconds.
         """
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
-
-        at = time.time() if at is None else at
-        row = {"step": step, "time": at, **values}
-        self._rows.write(msgspec.json.encode(row) + b"\n")
+        self._rows.write(msgspec.json.encode({"step": step, "time": at, **values}) + b"\n")
         self._rows.flush()
-        if self._events is None:
-            self._events = EventFileWriter(str(self._run_dir / TENSORBOARD_FOLDER))
-        curves = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
-        self._events.add_event(Event(wall_time=at, step=step, summary=Summary(value=curves)))
-        self._events.flush()
+        self.last = step
 
     def close(self) -> None:
-        """Flush and close both files."""
+        """Close the file."""
         self._rows.close()
-        if self._events is not None:
-            self._events.close()
-
-    def __enter__(self) -> "MetricsWriter":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def read_rows(run_dir: Path) -> list[dict[str, float | None]]:
     """All rows of `metrics.jsonl`; NaN reads as None, a half-written last line is left out."""
     try:
-        data = (run_dir / METRICS_FILE).read_bytes()
+        return _decode((run_dir / METRICS_FILE).read_bytes())
     except FileNotFoundError:
         return []
+
+
+def _decode(data: bytes) -> list[dict[str, float | None]]:
     whole = data[: data.rfind(b"\n") + 1]
     return [msgspec.json.decode(line, type=dict[str, float | None]) for line in whole.splitlines()]

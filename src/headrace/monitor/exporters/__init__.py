@@ -1,0 +1,1 @@
+"""Destinations of a run's metrics beside `metrics.jsonl`: one class each."""
