@@ -166,7 +166,8 @@ class ActorProcess:
                 clock=SystemClock(),
             )
             self._status = "sampling"
-            logger.info("sampling at version %d", receiver.version)
+            version = receiver.version
+            logger.info("sampling at version %d", version, extra={"version": version})
             await race(self._worker.run(), receiver.failed(), _until_finished(self._state))
 
     def _count_update(self, received: Received) -> None:

@@ -28,6 +28,7 @@ from headrace.config import Config
 from headrace.environments.protocol import EnvironmentFailure, Task
 from headrace.environments.registry import get_domain
 from headrace.errors import DeadlineError, RecordError, RunMismatchError, TaskError
+from headrace.monitor.logs import about
 from headrace.process import first_error, in_background
 
 logger = logging.getLogger(__name__)
@@ -137,7 +138,9 @@ class RolloutWorker:
                 raise asyncio.CancelledError
             self._in_flight += held.issued.group_size
             self._held.add(held.issued.ordinal)
-            tasks.create_task(self._run_group(held))
+            issued = held.issued
+            with about(group=issued.ordinal, domain=issued.task.domain, version=issued.version):
+                tasks.create_task(self._run_group(held))
 
     async def _run_group(self, held: HeldTask) -> None:
         issued = held.issued
@@ -145,6 +148,7 @@ class RolloutWorker:
         try:
             await self._run_slots(issued)
             await held.done()
+            logger.info("group %d of %s is sampled", issued.ordinal, issued.task.domain)
         except DeadlineError as error:
             self.unhealthy = str(error)
             logger.warning("group %d handed back: %s", issued.ordinal, error)
@@ -195,7 +199,8 @@ class RolloutWorker:
             raise asyncio.CancelledError
         async with asyncio.TaskGroup() as group:
             for index in slots:
-                group.create_task(self._run_slot(issued, task, index, attempt, taken))
+                with about(sample=index):
+                    group.create_task(self._run_slot(issued, task, index, attempt, taken))
 
     def _task(self, issued: Issued) -> Task:
         ref = issued.task
@@ -245,8 +250,7 @@ class RolloutWorker:
                 evidence = error.evidence if isinstance(error, EnvironmentFailure) else str(error)
                 logger.warning(
                     "sample %d.%d attempt %d: %s: %s", issued.ordinal, index, attempt, kind,
-                    evidence, extra={"group": issued.ordinal, "sample": index,
-                                     "domain": task.domain},
+                    evidence,
                 )  # fmt: skip
                 if attempt < self._config.attempts.max:
                     await self._clock.sleep(_BACKOFF_S * 2**attempt)

@@ -151,7 +151,11 @@ class Issuer:
         queued = await self._queue.groups()
         for ordinal, group in open_groups.items():
             if ordinal not in queued and not group.complete:
-                logger.info("group %d has no task; queueing it again", ordinal)
+                logger.info(
+                    "group %d has no task; queueing it again",
+                    ordinal,
+                    extra={"group": ordinal, "domain": group.issued.task.domain},
+                )
                 await self._put(group.issued)
 
     async def expire(self) -> None:
@@ -187,5 +191,6 @@ class Issuer:
             )
             if await self._log.decide(record, limit=self._sample, domain=issued.task.domain):
                 logger.warning(
-                    "sample %d.%d passed its deadline without an actor", issued.ordinal, index
-                )
+                    "sample %d.%d passed its deadline without an actor", issued.ordinal, index,
+                    extra={"group": issued.ordinal, "sample": index, "domain": issued.task.domain},
+                )  # fmt: skip

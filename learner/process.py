@@ -45,6 +45,7 @@ from headrace.learner.machine import Batch, Corrupt, Machine
 from headrace.learner.publisher import WeightPublisher
 from headrace.learner.report import Report
 from headrace.learner.trainer import Trainer, TrainGroup
+from headrace.monitor.logs import about
 from headrace.process import Signal, lease, race
 
 logger = logging.getLogger(__name__)
@@ -135,7 +136,10 @@ class LearnerProcess:
             for entry in entries:
                 self._take(entry)
             for corrupt in self._corrupt:
-                logger.warning("record kept aside: %s", corrupt.reason)
+                logger.warning(
+                    "record kept aside: %s", corrupt.reason,
+                    extra={"group": corrupt.group, "sample": corrupt.index},
+                )  # fmt: skip
                 await self._log.keep_dead(
                     corrupt.group, corrupt.index, corrupt.entry, corrupt.reason
                 )
@@ -198,7 +202,8 @@ class LearnerProcess:
             timesheet.switch("wait for samples")
             batch = await self._next_batch()
             timesheet.switch("train")
-            await self._step(batch)
+            with about(version=batch.version):
+                await self._step(batch)
             if trainer.version >= machine.state.version:
                 timesheet.switch("publish weights")
                 await self._publish()
@@ -289,14 +294,14 @@ class LearnerProcess:
         self._ledger.pop(batch.version, None)
         self._report.step(batch.version, metrics, tokens, staleness, self._actors)
         logger.info(
-            "step %d trained %d groups, %d tokens", batch.version, len(batch.groups), tokens,
-            extra={"version": batch.version},
-        )  # fmt: skip
+            "step %d trained %d groups, %d tokens", batch.version, len(batch.groups), tokens
+        )
 
     async def _publish(self) -> None:
         await self._state.check_lineage(self._lineage)
         weights = await self._in_thread(self._trainer.weights)
-        await self._publisher.publish(self._trainer.version, weights)
+        with about(version=self._trainer.version):
+            await self._publisher.publish(self._trainer.version, weights)
         await self._state.set_current(Current(lineage=self._lineage, version=self._trainer.version))
         self._report.published = self._trainer.version
         self._published.set()

@@ -1,16 +1,19 @@
 """`headrace train` from its start over Ctrl-C to the closing table, as its user meets it."""
 
+import json
 import re
 import signal
 import subprocess
 import time
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
-from tests.chaos.commands import Commands, Process, family, processes
+from tests.chaos.commands import Commands, Process, family, free_port, processes
 
 pytestmark = [pytest.mark.vllm, pytest.mark.jail, pytest.mark.nats, pytest.mark.slow]
 STEPS = 12
@@ -28,6 +31,8 @@ class Story:
 
     status: dict[str, Any]
     """In the middle of the run."""
+    scraped: str
+    """What the learner served to Prometheus then."""
     members: set[Process]
     """Every process of the run at that time."""
     held: list[int]
@@ -60,6 +65,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
         "learner.group_size=16",  # so that tasks wait while two of them are held
         f"attempts.ack_wait_s={ACK_WAIT_S}",
         "probes.tasks=4",
+        f"monitor.prometheus_port={free_port()}",
     ]
     with Commands(tmp_path_factory.mktemp("train") / "run", *settings) as commands:
         yield commands
@@ -70,6 +76,7 @@ def story(run: Commands) -> Story:
     train, joined = run.start("train"), run.start("actor")
     run.until(lambda: run.steps() >= 1, train, deadline_s=240)
     status = busy(run, joined, train)
+    scraped = scrape(run)
     held = next(item["held"] for item in status["processes"] if item["pid"] == joined.pid)
     before, members = run.steps(), family(train.pid)
     asked = time.monotonic()
@@ -97,6 +104,7 @@ def story(run: Commands) -> Story:
     changed = run.call("train", *run.items, "learner.lr=0.5")
     return Story(
         status=status,
+        scraped=scraped,
         members=members,
         held=held,
         left=left,
@@ -112,6 +120,12 @@ def story(run: Commands) -> Story:
         again_s=again_s,
         changed=changed,
     )
+
+
+def scrape(run: Commands) -> str:
+    port = run.config().monitor.prometheus_port
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+        return str(answer.read().decode())
 
 
 def busy(
@@ -145,6 +159,47 @@ def test_the_status_of_a_run_lists_its_processes_by_their_real_ids(story: Story)
     assert {listed["broker"], listed["learner"]} <= {member.pid for member in story.members}
     assert story.status["version"] >= 1
     assert story.status["phase"] == "running"
+
+
+def test_the_learner_serves_success_by_domain_while_it_trains(story: Story) -> None:
+    samples = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(story.scraped)
+        for sample in family.samples
+    }
+    assert samples["headrace_run_info", "run"] == 1
+    assert samples["headrace_steps_total",] >= 1
+    assert 0 <= samples["headrace_success_ratio", "parity"] <= 1
+    assert samples["headrace_samples_total", "parity"] > 0
+    assert samples["headrace_step_grad_norm",] > 0
+
+
+def test_log_lines_say_which_group_domain_and_version_they_are_about(
+    story: Story, run: Commands
+) -> None:
+    lines = [
+        json.loads(line)
+        for path in (run.run_dir / "logs").glob("*.jsonl")
+        for line in path.read_text().splitlines()
+    ]
+    assert {line["role"] for line in lines} == {"supervisor", "broker", "learner", "actor"}
+    assert {line["run"] for line in lines} == {run.config().run_name}
+    rules = {
+        r"group \d+ of|group \d+ handed back": {"group", "domain", "version"},
+        r"group \d+ has no task": {"group", "domain"},
+        r"sample \d+\.\d+": {"group", "sample", "domain"},
+        r"step \d+ |weights \d+ |sampling at version": {"version"},
+    }
+    seen = set()
+    for line in lines:
+        for pattern, keys in rules.items():
+            if re.match(pattern, line["event"]):
+                seen.add(pattern)
+                assert keys <= line.keys(), line
+    groups = {line["group"] for line in lines if re.match(r"group \d+ of", line["event"])}
+    trained = {ordinal for row in run.ledger() for ordinal in row["trained"]}
+    assert trained <= groups, "every group that was trained was logged by the actor that played it"
+    assert {r"step \d+ |weights \d+ |sampling at version"} <= seen
 
 
 def test_an_actor_that_is_asked_to_stop_hands_its_tasks_to_others_at_once(story: Story) -> None:
