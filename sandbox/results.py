@@ -50,6 +50,9 @@ class Facts:
             code = int(report[2])
             # The shell remarks on a command that a signal ended, and on none that exited.
             return (None, code - 128, "") if remark and code > 128 else (code, None, remark)
+        if self.answer["exit"] is None:
+            # The jail lives: a shell whose own commands wrote to its report.
+            return 255, None, "the shell gave no exit code"
         log = self.parts["log"]
         if _NOT_LAUNCHED in log:
             return None, None, ""

@@ -5,7 +5,7 @@ import logging
 import os
 import time
 
-from headrace.errors import DeadlineError, SandboxError
+from headrace.errors import DeadlineError, SandboxError, ShellEndedError
 from headrace.sandbox.admission import Admission
 from headrace.sandbox.client import Keeper
 from headrace.sandbox.results import Facts, build
@@ -62,7 +62,8 @@ class Shell:
             wall_s: seconds; the shell's limit by default.
 
         Raises:
-            SandboxError: the shell has ended, or the command holds NUL or is too long.
+            ShellEndedError: the shell has ended.
+            SandboxError: the command holds NUL or is too long, or the sandbox failed.
         """
         text = command.encode()
         if b"\0" in text or len(text) > _COMMAND_BYTES:
@@ -87,7 +88,10 @@ class Shell:
                 os.close(source)
                 self._admission.give(self._limits.cpus, 0)
         if "ended" in answer[0]:
-            raise SandboxError("the shell has ended; start another")
+            self.running = False
+            raise ShellEndedError("the shell has ended; start another")
+        if answer[0]["exit"] is not None:
+            self.running = False
         return build(Facts.of(answer), isolation=self._keeper.isolation, queued_s=queued_s)
 
     async def close(self) -> None:

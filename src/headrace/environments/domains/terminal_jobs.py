@@ -1,0 +1,175 @@
+"""The jobs that `terminal` asks for: a tree of files at the start, a tree that is wanted.
+
+A tree maps relative paths to states: `folder`, `file:` with the text, or `absent`.
+"""
+
+import random
+from collections.abc import Callable
+
+from msgspec import Struct
+
+ABSENT = "absent"
+FOLDER = "folder"
+_WORDS = (
+    "apple bank bear bird boat book bread cake card chair city cloud corn desk door farm fish "
+    "flag fork game gate gold green hand hill horse house key king lake lamp leaf lion map milk "
+    "moon nest note park pear pink plum queen rain ring road rock room rose salt sand ship shoe "
+    "silver snow song star stone sun table tea time tree wall wind wolf wood"
+)
+NAMES = _WORDS.split()
+Tree = dict[str, str]
+Turn = tuple[str, str]
+"""A command and what the terminal answers."""
+
+
+class Job(Struct, frozen=True):
+    """What is asked, and by which trees it is judged."""
+
+    sentences: list[str]
+    start: Tree
+    end: Tree
+    commands: list[str]
+    """A solution, one command per turn; `{}` is the first word of the last answer."""
+
+    @property
+    def wanted(self) -> Tree:
+        """State of every path that is at the start, or shall be at the end."""
+        return {path: self.end.get(path, ABSENT) for path in {**self.start, **self.end}}
+
+
+class Example(Struct, frozen=True):
+    """A job that is shown solved before the real one."""
+
+    asked: str
+    turns: list[Turn]
+
+
+def file(*lines: object) -> str:
+    """State of a file with these lines."""
+    return "file:" + "\n".join(map(str, lines))
+
+
+def make_and_write(rng: random.Random) -> Job:
+    """A folder to make, and a number to write to a file in it."""
+    folder, name = rng.sample(NAMES, 2)
+    number = rng.randint(1, 99)
+    path = f"{folder}/{name}"
+    return Job(
+        [f"Make the folder {folder}.", f"Write {number} to the file {path}."],
+        {},
+        {folder: FOLDER, path: file(number)},
+        [f"mkdir {folder}", f"echo {number} > {path}"],
+    )
+
+
+def change_two(rng: random.Random) -> Job:
+    """Two of five changes to files that are there."""
+    names = rng.sample(NAMES, 6)
+    start = {name: file(rng.randint(1, 99)) for name in names[:2]}
+    start |= {names[2]: FOLDER, f"{names[2]}/{names[3]}": file(rng.randint(1, 99))}
+    end = dict(start)
+    steps = [
+        change(rng, end, name, new, names[2])
+        for change, name, new in zip(rng.sample(CHANGES, 2), names[:2], names[4:], strict=True)
+    ]
+    return Job([asked for asked, _ in steps], start, end, [command for _, command in steps])
+
+
+def _rename(rng: random.Random, tree: Tree, name: str, new: str, folder: str) -> Turn:
+    tree[new] = tree.pop(name)
+    return f"Rename {name} to {new}.", f"mv {name} {new}"
+
+
+def _delete(rng: random.Random, tree: Tree, name: str, new: str, folder: str) -> Turn:
+    del tree[name]
+    return f"Delete {name}.", f"rm {name}"
+
+
+def _copy(rng: random.Random, tree: Tree, name: str, new: str, folder: str) -> Turn:
+    tree[new] = tree[name]
+    return f"Copy {name} to {new}.", f"cp {name} {new}"
+
+
+def _move(rng: random.Random, tree: Tree, name: str, new: str, folder: str) -> Turn:
+    tree[f"{folder}/{name}"] = tree.pop(name)
+    return f"Move {name} into the folder {folder}.", f"mv {name} {folder}"
+
+
+def _append(rng: random.Random, tree: Tree, name: str, new: str, folder: str) -> Turn:
+    number = rng.randint(1, 99)
+    tree[name] += f"\n{number}"
+    return f"Append {number} to {name}.", f"echo {number} >> {name}"
+
+
+CHANGES: list[Callable[[random.Random, Tree, str, str, str], Turn]] = [
+    _rename,
+    _delete,
+    _copy,
+    _move,
+    _append,
+]
+
+
+def read_first(rng: random.Random) -> Job:
+    """One change that depends on what a file holds."""
+    return rng.choice((_count, _find, _sort_in))(rng)
+
+
+def _count(rng: random.Random) -> Job:
+    log, new, *words = rng.sample(NAMES, 4)
+    start = {log: file(*(rng.choice(words) for _ in range(rng.randint(2, 9))))}
+    end = {**start, new: file(start[log].count("\n") + 1)}
+    return Job(
+        [f"Write the number of lines of {log} to {new}."],
+        start,
+        end,
+        [f"wc -l {log}", f"echo {{}} > {new}"],
+    )
+
+
+def _find(rng: random.Random) -> Job:
+    names, words = rng.sample(NAMES, 3), rng.sample(NAMES, 3)
+    start = {name: file(word) for name, word in zip(names, words, strict=True)}
+    chosen = rng.choice(names)
+    word = start[chosen].removeprefix("file:")
+    end = {name: state for name, state in start.items() if name != chosen}
+    return Job([f"Delete the file that holds {word}."], start, end, [f"grep -l {word} *", "rm {}"])
+
+
+def _sort_in(rng: random.Random) -> Job:
+    name, inner, *folders = rng.sample(NAMES, 5)
+    start = {name: file(rng.choice(folders))}
+    for folder in folders:
+        start |= {folder: FOLDER, f"{folder}/{inner}": file(rng.randint(1, 99))}
+    end = dict(start)
+    end[f"{start[name].removeprefix('file:')}/{name}"] = end.pop(name)
+    return Job(
+        [f"Move {name} into the folder whose name {name} holds."],
+        start,
+        end,
+        [f"cat {name}", f"mv {name} {{}}"],
+    )
+
+
+LEVELS: list[tuple[Callable[[random.Random], Job], Example]] = [
+    (
+        make_and_write,
+        Example(
+            "Make the folder red. Write 7 to the file red/cat.",
+            [("mkdir red", "ok"), ("echo 7 > red/cat", "ok")],
+        ),
+    ),
+    (
+        change_two,
+        Example(
+            "Copy red to cat. Append 5 to dog.", [("cp red cat", "ok"), ("echo 5 >> dog", "ok")]
+        ),
+    ),
+    (
+        read_first,
+        Example(
+            "Write the number of lines of red to cat.",
+            [("wc -l red", "3 red"), ("echo 3 > cat", "ok")],
+        ),
+    ),
+]
