@@ -12,7 +12,6 @@ import re
 from collections.abc import Sequence
 
 import msgspec
-from msgspec import Struct
 
 from headrace.broker.records import Check, Execution, Verdict
 from headrace.environments.domains.lookup_items import FIRST, SECOND
@@ -43,41 +42,47 @@ LIMITS = Limits(wall_s=20.0, memory=128 << 20, processes=8, output=16 << 10)
 """Far above what the programs need: exceeding them is the environment's failure."""
 
 SETUP = f"""
-import json, os, random, sys
-level, items = json.load(sys.stdin)
+import os, random, sys
+level, *items = sys.stdin.read().split("\\n")
 rng = random.Random(os.environ["SEED"] + " ".join(items))
-prices = rng.sample([n for n in range(100, 1000) if n != {EXAMPLE}], len(items))
-table = dict(zip(items, map(str, prices)))
-if level == 2:
-    table[items[0]] = "same as " + rng.choice(items[1:])
-with open("prices.json", "w") as file:
-    json.dump(table, file)
+prices = rng.sample([str(n) for n in range(100, 1000) if n != {EXAMPLE}], len(items))
+if level == "2":
+    prices[0] = "same as " + rng.choice(items[1:])
+with open("prices", "w") as file:
+    file.writelines(map("%s\\t%s\\n".__mod__, zip(items, prices)))
 """
 """Draws the prices when the episode opens; they differ. At level 2 the first item's names another
 item instead."""
 
 TOOL = """
-import json, sys
+import sys
 item = sys.stdin.buffer.read().decode()
-print(json.load(open("prices.json")).get(item, f'Error: there is no item "{item}".'), end="")
+table = dict(line[:-1].split("\\t") for line in open("prices"))
+sys.stdout.buffer.write(table.get(item, f'Error: there is no item "{item}".').encode())
 """
 """Answers one call."""
 
 SCORER = f"""
-import json, os, re, sys
-asked, calls, answer = json.load(sys.stdin)
-table = json.load(open("/candidate/prices.json"))
-needed = list(asked)
+import os, sys
+asked, count, *rest = sys.stdin.buffer.read().decode().split("\\n")
+calls, answer = rest[:int(count)], " ".join(rest[int(count):])
+table = dict(line[:-1].split("\\t") for line in open("/candidate/prices"))
+needed = asked.split(", ")
 for item in needed:
     if table[item].startswith("same as "):
         needed.append(table[item].removeprefix("same as "))
 wanted = str(max(int(table[item]) for item in needed if table[item].isdigit()))
 found = [call in needed and call not in calls[:turn] for turn, call in enumerate(calls)]
-right = re.findall("-?[0-9]+", answer) == [wanted]
-os.write({VERDICT_FD}, json.dumps([found, len(needed), right]).encode())
+numbers = "".join(c if c in "-0123456789" else " " for c in answer).split()
+right = [number for number in numbers if number.strip("-")] == [wanted]
+marks = "".join("01"[mark] for mark in found)
+os.write({VERDICT_FD}, f"{{marks}} {{len(needed)}} {{right:d}}".encode())
 """
 """Works out which items were needed and what the answer had to be: the highest of their prices, as
-the only number of the answer, compared as text."""
+the only number of the answer, compared as text. Writes a digit for each turn (1 where it looked up
+a needed item for the first time), how many were needed, and 1 where the answer is right."""
+
+_MARKS = re.compile("([01]+) ([1-9]) ([01])")
 
 
 class Lookup:
@@ -115,7 +120,7 @@ class Lookup:
         needed = [*task.data["asked"], *named]
         if len(heard) < len(needed):
             return f'lookup("{needed[len(heard)]}")'
-        return f"The price is {max(text for text in heard if text.isdigit())}."
+        return f"The price is {max(int(text) for text in heard if text.isdigit())}."
 
     async def open(self, task: Task, *, seed: int) -> Session:
         """See `Domain`."""
@@ -129,26 +134,19 @@ class Lookup:
         return session
 
 
-class Marks(Struct, frozen=True, array_like=True):
-    """What the scorer says of an episode."""
-
-    found: list[bool]
-    """For each turn whether it looked up a needed item for the first time."""
-    needed: int
-    """Items that had to be looked up."""
-    right: bool
-    """Whether the answer is the wanted number."""
-
-
 class LookupSession:
     """One episode."""
+
+    setup = SETUP
+    tool = TOOL
+    scorer = SCORER
 
     def __init__(self, task: Task, box: Box, *, tools: bool) -> None:
         self._task = task
         self._box = box
         self._tools = tools
-        self._calls: list[str | None] = []
-        """For each turn the item that was looked up, None where nothing was."""
+        self._calls: list[str] = []
+        """For each turn the item that was looked up, empty where nothing was."""
         self._answer: str | None = None
         self._said = ""
 
@@ -163,23 +161,23 @@ class LookupSession:
         Raises:
             EnvironmentFailure: the sandbox or the program failed.
         """
-        content = [self._task.level, self._task.data["items"]]
-        await self._run("setup", SETUP, msgspec.json.encode(content))
+        await self._run("setup", self.setup, [str(self._task.level), *self._task.data["items"]])
 
     async def step(self, action: str) -> Observation:
         """See `Session`."""
+        action = action.encode("utf-8", "replace").decode()
         call = CALL.fullmatch(action.strip())
         if call is None and "lookup" not in action:
-            self._calls.append(None)
-            self._answer = action.encode("utf-8", "replace").decode()[:_ANSWER_CHARS]
+            self._calls.append("")
+            self._answer = action[:_ANSWER_CHARS]
             return Observation(done=True)
-        self._calls.append(call[1] if call and self._tools else None)
+        self._calls.append(call[1] if call and self._tools else "")
         if not self._tools:
             self._said = NO_TOOLS
         elif call is None:
             self._said = 'Error: a call is lookup("item") and nothing else.'
         else:
-            self._said = await self._run("tool", TOOL, call[1].encode("utf-8", "replace"))
+            self._said = await self._run("tool", self.tool, [call[1]])
         return Observation(done=False, message=self._said)
 
     async def verdict(self) -> Verdict:
@@ -190,19 +188,19 @@ class LookupSession:
         """
         if not self._calls:
             raise EnvironmentFailure("no_answer", "the episode was judged before its first turn")
-        marks = await self._marks()
-        part = PARTIAL / marks.needed
-        looked_up = sum(marks.found) == marks.needed
-        success = looked_up and marks.right
-        score = 1.0 if success else part * sum(marks.found)
+        found, needed, right = await self._marks()
+        part = PARTIAL / needed
+        looked_up = sum(found) == needed
+        success = looked_up and right
+        score = 1.0 if success else part * sum(found)
         kind, evidence = ("", "") if success else self._failure(looked_up)
         return Verdict(
             score=score,
             success=success,
-            step_scores=[part * found for found in marks.found[:-1]] + [score],
+            step_scores=[part * mark for mark in found[:-1]] + [score],
             checks=[
                 Check(name="looked_up", passed=looked_up),
-                Check(name="answer", passed=marks.right),
+                Check(name="answer", passed=right),
             ],
             side="model" if kind else "",
             kind=kind,
@@ -213,16 +211,15 @@ class LookupSession:
         """See `Session`."""
         await self._box.close()
 
-    async def _marks(self) -> Marks:
-        played = [self._task.data["asked"], self._calls, self._answer or ""]
-        written = await self._box.score(SCORER, stdin=msgspec.json.encode(played))
-        try:
-            marks = msgspec.json.decode(written, type=Marks)
-        except msgspec.DecodeError as error:
-            raise EnvironmentFailure("bad_verdict", f"{written[:40]!r}: {error}") from error
-        if len(marks.found) != len(self._calls) or marks.needed < 1:
+    async def _marks(self) -> tuple[list[bool], int, bool]:
+        """What the scorer found: first lookups by turn, needed items, a right answer."""
+        asked = ", ".join(self._task.data["asked"])
+        played = [asked, str(len(self._calls)), *self._calls, self._answer or ""]
+        written = await self._box.score(self.scorer, stdin="\n".join(played).encode())
+        marks = _MARKS.fullmatch(written)
+        if marks is None or len(marks[1]) != len(self._calls):
             raise EnvironmentFailure("bad_verdict", f"the scorer wrote {written[:40]!r}")
-        return marks
+        return [mark == "1" for mark in marks[1]], int(marks[2]), marks[3] == "1"
 
     def _failure(self, looked_up: bool) -> tuple[str, str]:
         """Class and evidence."""
@@ -231,7 +228,8 @@ class LookupSession:
         shown = f"{' and '.join(self._task.data['asked'])}: got {self._answer[:80]!r}"
         return ("wrong_answer" if looked_up else "not_looked_up"), shown
 
-    async def _run(self, purpose: str, program: str, stdin: bytes) -> str:
+    async def _run(self, purpose: str, program: str, lines: list[str]) -> str:
+        stdin = "\n".join(lines).encode()
         result = await self._box.run(purpose, [*PYTHON, program], stdin=stdin, limits=LIMITS)
         if result.status != "ok":
             last = result.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
