@@ -270,6 +270,12 @@ def test_learner_and_actors_get_disjoint_cores_where_they_would_fill_the_machine
     assert [place.cores for place in crowded.actors] == [{6}, {6}]
 
 
+def test_a_synchronous_run_gives_every_core_to_the_side_whose_turn_it_is():
+    places = plan_cores([0, 1], learner_threads=2, actor_threads=2, actors=1, in_turns=True)
+    assert not places.learner.cores
+    assert places.actors[0].cores == {0, 1}
+
+
 def test_nothing_is_pinned_with_a_core_to_spare_or_with_one_core():
     for cores in ([0, 1, 2], [0]):
         places = plan_cores(cores, learner_threads=1, actor_threads=1, actors=1)

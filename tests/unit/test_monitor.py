@@ -30,6 +30,7 @@ from headrace.monitor.progress import (
     Rate,
     Success,
     Summary,
+    difference,
     read_progress,
     read_summary,
     wilson,
@@ -129,6 +130,12 @@ def test_the_wilson_interval_holds_the_proportions_that_the_score_test_accepts(o
     for bound in wilson(ok, n):
         squared = (ok / n - bound) ** 2
         assert math.isclose(squared, z * z * bound * (1 - bound) / n, abs_tol=1e-9)
+
+
+def test_the_interval_of_a_difference_is_the_published_one():
+    """Newcombe 1998, table II, method 10: 56/70 - 48/80 gives 0.0524 to 0.3339."""
+    low, high = difference(Rate(n=80, ok=48), Rate(n=70, ok=56))
+    assert (low, high) == pytest.approx((0.0524, 0.3339), abs=5e-5)
 
 
 def test_the_wilson_interval_of_five_in_ten_is_the_published_one():

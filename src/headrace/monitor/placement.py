@@ -35,22 +35,28 @@ def place(config: Config) -> Places:
         learner_threads=config.learner.threads,
         actor_threads=config.actors.threads,
         actors=count,
+        in_turns=config.staleness.max_versions == 0,
     )
 
 
 def plan_cores(
-    cores: list[int], *, learner_threads: int, actor_threads: int, actors: int
+    cores: list[int],
+    *,
+    learner_threads: int,
+    actor_threads: int,
+    actors: int,
+    in_turns: bool = False,
 ) -> Places:
     """Give learner and actors disjoint cores where their threads would fill the machine.
 
     Two processes that share cores spin on each other's barriers: a training step took 3 to 5 times
     as long as with one pinned thread each. With a core to spare, or with a single one, the kernel
-    places them.
+    places them. A synchronous run's learner and actors compute `in_turns` and share all cores.
     """
     own: list[int] = []
     shares: list[list[int]] = [[]] * actors
     if len(cores) > 1 and learner_threads + actors * actor_threads >= len(cores):
-        split = min(learner_threads, len(cores) - 1)
+        split = 0 if in_turns else min(learner_threads, len(cores) - 1)
         own, rest = cores[:split], cores[split:]
         shares = [
             [rest[(number * actor_threads + i) % len(rest)] for i in range(actor_threads)]

@@ -198,3 +198,15 @@ def _replace(path: Path, data: bytes) -> None:
     aside = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     aside.write_bytes(data)
     aside.replace(path)
+
+
+def difference(before: Rate, after: Rate) -> tuple[float, float]:
+    """95 % interval of the difference of two shares, later minus earlier.
+
+    Source: Newcombe's hybrid score interval, Statistics in Medicine 17, 1998, method 10.
+    """
+    gain = after.mean - before.mean
+    (low1, high1), (low2, high2) = before.interval, after.interval
+    down = math.hypot(after.mean - low2, high1 - before.mean)
+    up = math.hypot(high2 - after.mean, before.mean - low1)
+    return gain - down, gain + up
