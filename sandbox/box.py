@@ -20,6 +20,8 @@ from headrace.sandbox.transfer import memory_file
 
 _MARGIN_S = 30.0
 _VERDICT_BYTES = 1 << 20
+_CLOCK = Path(__file__).with_name("clock.c")
+_COMPILER = SandboxSpec(toolchain="c")
 _loaded: dict[tuple[str, ...], dict[str, toolchains.Toolchain]] = {}
 _admission: list[Admission] = []
 
@@ -79,10 +81,12 @@ class Sandbox:
         """Make the workspace.
 
         Raises:
-            SandboxError: this host cannot run jails.
+            SandboxError: this host cannot run jails, or has no C compiler for a fixed clock.
         """
         keeper = shared()
         self._trees = {source: await keeper.tree(source) for source in self._plan.sources()}
+        if self.spec.clock is not None:
+            self._trees[jail.CLOCK] = await keeper.file(jail.CLOCK, self._compile_clock)
         self._name = keeper.name("b")
         _, fd = await keeper.ask(
             "open", box=self._name, disk=self.spec.disk, files=self.spec.files, uid=_uid(keeper)
@@ -291,6 +295,18 @@ class Sandbox:
         async with self._lock:
             uid = None if keeper.nested else jail.JAIL_UID
             self._snapshots.restore(self._root, snapshot, self.spec, uid=uid)
+
+    async def _compile_clock(self) -> bytes:
+        need = "a fixed clock needs a C compiler on this host (on Debian: gcc and libc6-dev)"
+        try:
+            async with Sandbox(_COMPILER, admission=self._admission) as box:
+                await box.write("clock.c", _CLOCK.read_bytes())
+                result = await box.run(["gcc", "-O1", "-shared", "-fPIC", "-oclock.so", "clock.c"])
+                if result.status != "ok":
+                    raise SandboxError(f"gcc: {result.status} {result.stderr[:300]!r}")
+                return await box.read("clock.so")
+        except SandboxError as error:
+            raise SandboxError(f"{need}: {error}") from error
 
     def _open(self) -> Keeper:
         if self._keeper is None:

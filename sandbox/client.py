@@ -13,11 +13,13 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 from headrace.errors import DeadlineError, SandboxError
 from headrace.sandbox.keeper import MAX_MESSAGE, encode, receive, send
+from headrace.sandbox.transfer import memory_file
 
 _START_S = 20.0
 _STOP_S = 10.0
@@ -131,6 +133,25 @@ class Keeper:
             answer, _ = await self.ask("tree", source=source)
             self._trees[source] = answer["path"]
         return self._trees[source]
+
+    async def file(self, name: str, make: Callable[[], Awaitable[bytes]]) -> str:
+        """Path at which nsjail reaches a file that only the keeper has.
+
+        Args:
+            name: which; it is made once.
+            make: makes its contents, at most some 100 KiB.
+
+        Raises:
+            SandboxError: it cannot be kept.
+        """
+        if name not in self._trees:
+            source = memory_file(await make())
+            try:
+                answer, _ = await self.ask("file", fds=(source,))
+            finally:
+                os.close(source)
+            self._trees[name] = answer["path"]
+        return self._trees[name]
 
     async def ask(
         self,

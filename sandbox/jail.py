@@ -18,6 +18,8 @@ JAIL_UID = 65530
 INNER_UID = 1000
 HOME = "/box"
 CANDIDATE = "/candidate"
+CLOCK = "/clock.so"
+"""Library that fixes the clock; preloaded where a spec has one."""
 OVERHEAD = 2
 """Processes of a jail that are not the command: nsjail and the jail's init."""
 
@@ -96,6 +98,7 @@ class Plan(Struct, frozen=True, kw_only=True):
             "PATH": toolchain.search_path(),
             "PYTHONHASHSEED": str(spec.seed),
             "SEED": str(spec.seed),
+            **_clock(spec),
             **({"PYTHONPATH": PACKAGES} if toolchain.packages else {}),
             **toolchain.env,
             **spec.env,
@@ -107,6 +110,12 @@ class Plan(Struct, frozen=True, kw_only=True):
             if any(Path(mount.target) in Path(folder).parents for mount in mounts)
         ]
         return cls(toolchain=toolchain, mounts=mounts, hidden=hidden, env=env, shell=shell)
+
+
+def _clock(spec: SandboxSpec) -> dict[str, str]:
+    if spec.clock is None:
+        return {}
+    return {"SOURCE_DATE_EPOCH": str(spec.clock), "LD_PRELOAD": CLOCK}
 
 
 def arguments(
@@ -127,7 +136,7 @@ def arguments(
     Args:
         plan: the session's resolved spec.
         command: argv; a name without a slash is looked up in the toolchain.
-        trees: where the keeper shows the plan's sources.
+        trees: where the keeper shows the plan's sources, and `CLOCK` where the clock is fixed.
         box: name of the workspace.
         env: variables of this run.
         limits: limits of this run.
@@ -148,7 +157,7 @@ def arguments(
     argv += ["--hostname", "jail", "--cwd", HOME, "--disable_proc", "--iface_no_lo"]
     # The caller's own priority: a jail must not starve the keeper, nor be starved by its peers.
     argv += ["--nice_level", str(os.getpriority(os.PRIO_PROCESS, 0))]
-    argv += ["--time_limit", "0", "--seccomp_policy", str(_POLICY)]
+    argv += ["--persona_addr_no_randomize", "--time_limit", "0", "--seccomp_policy", str(_POLICY)]
     argv += _mounts(plan, trees, box, candidate)
     argv += _rlimits(limits, cgroups=cgroups)
     for name, value in {**plan.env, **env}.items():
@@ -174,6 +183,8 @@ def _mounts(plan: Plan, trees: dict[str, str], box: str, candidate: str) -> list
     for target, source in plan.toolchain.links.items():
         argv += ["--symlink", f"{source}:{target}"]
     argv += ["--bindmount_ro", f"{trees[plan.shell]}:{_INIT}"]
+    if CLOCK in trees:
+        argv += ["--bindmount_ro", f"{trees[CLOCK]}:{CLOCK}"]
     for device in _DEVICES:
         argv += ["--bindmount", device]
     if candidate:

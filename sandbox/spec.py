@@ -81,11 +81,17 @@ class SandboxSpec(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Limits of a run that brings none of its own; the toolchain's by default."""
     seed: int = 0
     """`PYTHONHASHSEED` and `SEED` in the jail."""
+    clock: int | None = None
+    """Unix seconds at which the time of day stands, so that equal inputs give equal bytes; None for
+    the host's clock. Random bytes from the C library then follow from `seed`. For programs that
+    ask the C library, and for repeatability only: a program can ask the kernel itself."""
 
     def __post_init__(self) -> None:
         _positive(self, "disk", "files")
         if not 0 <= self.seed < 1 << 32:
             raise ValueError(f"seed must be in [0, 2**32), got {self.seed}")
+        if self.clock is not None and not 0 <= self.clock < 1 << 33:
+            raise ValueError(f"clock must be Unix seconds in [0, 2**33), got {self.clock}")
 
 
 class Result(Struct, frozen=True, kw_only=True):

@@ -21,7 +21,12 @@ _LIMITS = {
     "output": ("output", 1 << 10),
     "processes": ("processes", 1),
 }
-_SPACE = {"files": ("files", 1), "disk": ("disk", 1 << 20)}
+_SPEC = {
+    "files": ("files", 1),
+    "disk": ("disk", 1 << 20),
+    "clock": ("clock", 1),
+    "seed": ("seed", 1),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,6 +53,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="folder whose files are copied into the workspace",
     )
+    add("--clock", type=int, metavar="S", help="Unix seconds at which the time of day stands")
+    add("--seed", type=int, metavar="N", help="hash seed, and SEED (default: 0)")
     add("--input", type=Path, metavar="FILE", help="file given as standard input (default: none)")
     add("argv", nargs=argparse.REMAINDER, metavar="-- ARGV", help="the command")
     check_parser = commands.add_parser("check", help="prove every limit on this host")
@@ -124,7 +131,7 @@ async def _run(args: argparse.Namespace) -> "Result":
     tables = {
         "toolchain": args.toolchain,
         "toolchain_files": [] if args.toolchains is None else [str(args.toolchains)],
-        **_scaled(args, _SPACE),
+        **_scaled(args, _SPEC),
     }
     try:
         sandbox = Sandbox(msgspec.convert(tables, SandboxSpec))

@@ -73,6 +73,7 @@ def test_input_is_read_from_a_file(tmp_path):
         (["run", "--time", "0", "--", "true"], 2, "wall_s must be above 0"),
         (["run", "--processes", "0", "--", "true"], 2, "processes must be above 0"),
         (["run", "--disk", "0", "--", "true"], 2, "disk must be above 0"),
+        (["run", "--clock", "-1", "--", "true"], 2, "clock must be Unix seconds"),
         (["run", "--tree", "/no/such", "--", "true"], 2, "no such folder"),
         (["run", "--input", "/no/such", "--", "true"], 2, "no such file"),
         (["run", "--toolchain", "cobol", "--", "true"], 1, "no toolchain 'cobol'"),
