@@ -1,0 +1,50 @@
+"""Whole runs as what a benchmark measures: `headrace train` as a user starts it, and its folder."""
+
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from headrace.config import Config, load
+from headrace.monitor.metrics import read_rows
+from headrace.monitor.placement import headrace_command
+from headrace.monitor.progress import Summary, read_summary
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """A run that reached its last step."""
+
+    config: Config
+    summary: Summary
+    rows: list[dict[str, float | None]]
+    """Of `metrics.jsonl`, one a step."""
+
+    def samples_per_s(self, *, after: int) -> float:
+        """Trained samples a second between the steps `after` and the last one."""
+        times = {int(row["step"] or 0): row["time"] or 0.0 for row in self.rows}
+        steps = max(times) - after
+        learner = self.config.learner
+        return (
+            steps * learner.batch_groups * learner.group_size / (times[max(times)] - times[after])
+        )
+
+
+def train(file: Path, overrides: list[str]) -> FinishedRun:
+    """Run, or go on with, what a file and overrides describe; what it prints goes to a file.
+
+    Raises:
+        ConfigError: the configuration is wrong.
+        SystemExit: the run failed.
+    """
+    config = load([file], overrides)
+    folder = Path(config.run.dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    printed = folder / "train.out"
+    with printed.open("ab") as sink:
+        command = headrace_command("train", str(file), *overrides)
+        code = subprocess.run(command, stdout=sink, stderr=sink, check=False).returncode
+    summary = read_summary(folder)
+    if code or summary is None:
+        last = printed.read_text(errors="replace").strip().rpartition("\n")[2]
+        raise SystemExit(f"{folder}: the run ended with {code}: {last}")
+    return FinishedRun(config, summary, read_rows(folder))
