@@ -9,15 +9,23 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null \
 	&& echo $$p && break; done)
 
-.PHONY: setup train test check clean
+.PHONY: setup train test browser check clean
 
 setup: $(VENV)/.project $(MODEL)/config.json
 
 train: setup
 	$(BIN)/headrace train examples/quickstart.toml
 
-test: setup
+test: setup browser
 	$(BIN)/pytest
+
+# the page of `headrace report` is tested in Chromium; where it cannot be installed its test says so
+browser:
+	@for name in chromium chromium-browser google-chrome; do command -v $$name >/dev/null && exit; done; \
+	[ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null || exit 0; \
+	echo "setup: installing chromium for the browser tests"; \
+	{ apt-get -qq update && apt-get -qq install --yes --no-install-recommends chromium; } \
+	    >/dev/null 2>&1 || true
 
 check: setup
 	$(BIN)/ruff check

@@ -23,6 +23,7 @@ COMMANDS = {
     "status": ("headrace.cli.status", "show a run's processes, queues and rates"),
     "ledger": ("headrace.cli.ledger", "print what each optimizer step trained"),
     "trajectories": ("headrace.cli.trajectories", "list a run's samples, or print transcripts"),
+    "report": ("headrace.cli.report", "write one HTML page about a run"),
     "skip": ("headrace.cli.skip", "pass over the batch of a coming step"),
     "replay": ("headrace.cli.replay", "form the batches again from the archived log"),
     "config": ("headrace.cli.config", "show a resolved configuration, or every key"),

@@ -61,11 +61,17 @@ def run(args: argparse.Namespace) -> int:
     """Run the command."""
     from headrace.report.samples import read_run
 
+    samples: dict[Slot, Sample] = {}
+
+    def keep(row: "Row", sample: "Sample") -> None:
+        if row.slot in slots:
+            samples[row.slot] = sample
+
     first, *others = args.items
     slots = {(int(m[1]), int(m[2])) for item in others if (m := _SLOT.fullmatch(item))}
     config = resolve([first, *(item for item in others if not _SLOT.fullmatch(item))])
     wanted = _filter(args, config)
-    history = asyncio.run(read_run(config, slots))
+    history = asyncio.run(read_run(config, keep))
     rows = [row for row in history.rows if wanted.matches(row)]
     if slots:
         rows = [row for row in rows if row.slot in slots]
@@ -75,9 +81,11 @@ def run(args: argparse.Namespace) -> int:
     limit = args.limit if args.limit is not None else 0 if args.json or slots else _SHOWN
     rows = rows[-limit:] if limit else rows
     if args.show and not slots:
-        history = asyncio.run(read_run(config, [row.slot for row in rows]))
+        # which samples are shown is known now: a second reading keeps those alone
+        slots = {row.slot for row in rows}
+        asyncio.run(read_run(config, keep))
     if args.show or slots:
-        _print_transcripts(config, rows, history, as_json=args.json)
+        _print_transcripts(config, rows, samples, as_json=args.json)
     elif args.json:
         for row in rows:
             print(json.dumps(_fields(row)))
@@ -184,7 +192,7 @@ def _version(row: "Row") -> str:
 
 
 def _print_transcripts(
-    config: Config, rows: "list[Row]", history: "History", *, as_json: bool
+    config: Config, rows: "list[Row]", samples: "dict[Slot, Sample]", *, as_json: bool
 ) -> None:
     from headrace.broker.records import Trajectory
     from headrace.report.plain import render
@@ -194,7 +202,7 @@ def _print_transcripts(
     if decode.note:
         print(decode.note, file=sys.stderr)
     for row in rows:
-        sample = history.samples[row.slot]
+        sample = samples[row.slot]
         pieces = segments(sample, decode) if isinstance(sample, Trajectory) else []
         if as_json:
             print(json.dumps({**_fields(row), **_details(sample, pieces)}))

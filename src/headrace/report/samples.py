@@ -1,6 +1,6 @@
 """A run's samples as rows: how each slot was decided, and what became of it."""
 
-from collections.abc import Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -78,21 +78,22 @@ class History:
     """Log sequence and record of each step."""
     issued: dict[int, Issued] = field(default_factory=dict)
     """By ordinal."""
-    samples: dict[Slot, Sample] = field(default_factory=dict)
-    """Whole records, of the slots that the caller asked for."""
 
 
-async def read_run(config: Config, keep: Collection[Slot] = ()) -> History:
+async def read_run(
+    config: Config, on_sample: Callable[[Row, Sample], None] = lambda _row, _sample: None
+) -> History:
     """Read a run's archive and log once, from the first record to the newest.
 
     Args:
         config: of the run.
-        keep: slots whose whole records are wanted; the tokens of all would not fit into memory.
+        on_sample: gets each row with its record, whose tokens are forgotten otherwise. The row's
+            `step` and `fate` are known only when the reading has ended.
 
     Raises:
         HeadraceError: as `read_history`.
     """
-    reader = _Reader(frozenset(keep))
+    reader = _Reader(on_sample)
     async for entry in read_history(config):
         reader.take(entry)
     return reader.finish()
@@ -132,8 +133,8 @@ class Filter:
 
 
 class _Reader:
-    def __init__(self, keep: frozenset[Slot]) -> None:
-        self._keep = keep
+    def __init__(self, on_sample: Callable[[Row, Sample], None]) -> None:
+        self._on_sample = on_sample
         self._history = History()
         self._early: dict[int, list[tuple[int, Sample]]] = {}
         """Samples before their group was issued, as the state machine accepts them."""
@@ -173,8 +174,7 @@ class _Reader:
     def _add(self, seq: int, sample: Sample) -> None:
         row = _row(seq, sample, self._history.issued[sample.group])
         self._history.rows.append(row)
-        if row.slot in self._keep:
-            self._history.samples[row.slot] = sample
+        self._on_sample(row, sample)
 
 
 def _sample(entry: Entry, group: int, index: int, where: str) -> Sample:
