@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
         ConfigError: no or an unknown domain or level, or fewer than two tasks.
         TaskError: the domain does not judge as it should.
     """
-    from headrace.environments.registry import all_domains, get_domain
+    from headrace.environments.registry import get_domain
 
     if args.action != "list" and not args.id:
         raise ConfigError(f"headrace domain {args.action} needs the identifier of a domain")
@@ -38,10 +38,7 @@ def run(args: argparse.Namespace) -> int:
         _new(args)
         return 0
     if args.action == "list":
-        for domain in all_domains():
-            summary = (type(domain).__doc__ or "").strip().partition("\n")[0]
-            count = f"{domain.levels} level{'s' if domain.levels > 1 else ''}"
-            print(f"{domain.id:<20} {count:<10} {summary}")
+        _list()
         return 0
     domain = get_domain(args.id)
     if args.level is not None and not 0 <= args.level < domain.levels:
@@ -57,6 +54,19 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _list() -> None:
+    from headrace.environments.registry import all_domains, missing_families
+
+    domains = all_domains()
+    width = max(len(domain.id) for domain in domains)
+    for domain in domains:
+        summary = (domain.__doc__ or "").strip().partition("\n")[0]
+        count = f"{domain.levels} level{'s' if domain.levels > 1 else ''}"
+        print(f"{domain.id:<{width}}  {count:<10} {summary}")
+    for family, command in missing_families().items():
+        print(f"not installed: {family}.* ({command})")
+
+
 def _new(args: argparse.Namespace) -> None:
     from headrace.environments.scaffold import write_domain
 
@@ -65,11 +75,10 @@ def _new(args: argparse.Namespace) -> None:
         print(f"wrote {path}")
     print(
         "next:\n"
-        f"  pip install --no-build-isolation -e {folder}    # once; edits count at once\n"
-        f"  headrace domain check {args.id}                 # oracle, silence, hostile answers\n"
-        f"  headrace domain show {args.id}                  # what the model will be asked\n"
-        f"  headrace train examples/quickstart.toml run.dir=runs/{args.id} "
-        f"'domains=[{{id=\"{args.id}\"}}]'"
+        f"  pip install --no-build-isolation -e {folder}\n"
+        f"  headrace domain show {args.id}\n"
+        f"  headrace domain check {args.id}\n"
+        f"  headrace train {folder / 'run.toml'}"
     )
 
 

@@ -1,4 +1,4 @@
-"""Proof that a domain judges as it should: its oracle wins, silence and tricks do not.
+"""Proof that a domain is sound: tasks repeat, splits are apart, the oracle wins, tricks do not.
 
 A trick that happens to be right on some task is chance; one that is right on every task is a hole.
 """
@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from headrace.broker.records import Verdict
+from headrace.environments.generate import SPLITS
 from headrace.environments.protocol import Domain, EnvironmentFailure, Task, check_verdict
 
 HOSTILE: dict[str, str] = {
@@ -43,6 +44,10 @@ LIMITS_HIT: dict[str, str] = {
     "fork bomb": "import os\nwhile True: os.fork()",
 }
 """Slow ones: they are tried on one task."""
+_MADE = 40
+"""Tasks that are made of each split."""
+_SHOWN = 3
+"""Problems of one kind that are named."""
 
 
 @dataclass
@@ -60,13 +65,13 @@ class Report:
 
 
 async def check_domain(domain: Domain, *, level: int, tasks: int) -> Report:
-    """Judge the oracle, silence and hostile answers on the first tasks of both splits.
+    """Make tasks, and judge the oracle, silence and hostile answers on the first of both splits.
 
     Raises:
         ConfigError: the level does not exist.
     """
     begun = time.monotonic()
-    report = Report(tasks=tasks)
+    report = Report(tasks=tasks, problems=check_generation(domain, level))
     drawn = [
         domain.task(index // 2, split=("train", "heldout")[index % 2], level=level)
         for index in range(tasks)
@@ -86,6 +91,39 @@ async def check_domain(domain: Domain, *, level: int, tasks: int) -> Report:
         await _try(domain, drawn[:1], name, answer, report)
     report.wall_s = time.monotonic() - begun
     return report
+
+
+def check_generation(domain: Domain, level: int) -> list[str]:
+    """What is wrong with the first tasks of both splits, before anything is judged.
+
+    Raises:
+        ConfigError: the level does not exist.
+    """
+    problems: list[str] = []
+    made: dict[str, list[Task]] = {
+        split: [domain.task(index, split=split, level=level) for index in range(_MADE)]
+        for split in SPLITS
+    }
+    for split, tasks in made.items():
+        for index, task in enumerate(tasks):
+            if task.ref != domain.task(index, split=split, level=level).ref:
+                problems.append(
+                    f"task {_name(task)} differs when it is made again; draw everything from the "
+                    "generator that `draw` hands out"
+                )
+            if (task.domain, task.level, task.split, task.index) != (
+                domain.id,
+                level,
+                split,
+                index,
+            ):
+                problems.append(
+                    f"task {domain.id}/{level}/{split}/{index} calls itself {_name(task)}"
+                )
+    train, heldout = ({repr(task.messages) for task in made[split]} for split in SPLITS)
+    if common := sorted(train & heldout):
+        problems.append(f"train and held-out share tasks, such as {common[0]}; use `draw`")
+    return problems[:_SHOWN]
 
 
 async def _try(domain: Domain, tasks: list[Task], name: str, answer: str, report: Report) -> None:

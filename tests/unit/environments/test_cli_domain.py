@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -53,3 +54,45 @@ def test_help_loads_no_domain() -> None:
     )
     assert "hostile answers" in shown.stdout
     assert shown.stdout.splitlines()[-1] == "[]"
+
+
+def test_new_says_what_it_wrote_and_what_comes_next(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "somewhere" / "rhymes"
+    assert main(["domain", "new", "rhymes", "--folder", str(folder)]) == 0
+    shown = capsys.readouterr().out
+    written = ["pyproject.toml", "rhymes.py", "run.toml", "test_rhymes.py"]
+    assert sorted(path.name for path in folder.iterdir()) == written
+    assert all(f"wrote {folder / name}" in shown for name in written)
+    for command in (
+        f"pip install --no-build-isolation -e {folder}",
+        "headrace domain show rhymes",
+        "headrace domain check rhymes",
+        f"headrace train {folder / 'run.toml'}",
+    ):
+        assert command in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["new"], "needs the identifier of a domain"),
+        (["new", "my-domain"], "'my-domain' is no module name"),
+        (["new", "Rhymes"], "'Rhymes' is no module name"),
+        (["new", "lambda"], "no Python keyword"),
+        (["new", "arithmetic"], "'arithmetic' is registered already"),
+        (["new", "json"], "Python imports another module by it"),
+        (["new", "rhymes", "--folder", "{tmp}"], "exists already"),
+        (["new", "rhymes", "--folder", "{tmp}/file/rhymes"], "cannot be written (Not a directory)"),
+    ],
+)
+def test_a_domain_is_not_started_where_it_cannot_be(
+    arguments: list[str], named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    assert main(["domain", *(text.format(tmp=tmp_path) for text in arguments)]) == 2
+    error = capsys.readouterr().err
+    assert named in error
+    assert error.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
