@@ -2,6 +2,8 @@
 
 import ast
 import inspect
+import itertools
+import re
 from dataclasses import dataclass
 from types import UnionType
 from typing import Any, get_args, get_origin
@@ -27,6 +29,36 @@ class Key:
 def every_key() -> list[Key]:
     """All keys in the order of the tree; `[]` stands for an element of a list of tables."""
     return _keys(config.Config, "", _docstrings())
+
+
+PAGE_HEAD = """\
+# Every configuration key
+
+Made by `headrace config keys --markdown`; edit the docstrings under the keys in the sources.
+A run file is TOML, with one table per section below; an argument `section.key=value` goes over it.
+Keys without a default must be given. `domains` is a list of tables, written `[[domains]]`.
+"""
+
+
+def markdown() -> str:
+    """All keys as the page `docs/configuration.md`: a table for each section."""
+    about = _docstrings()["Config"]
+    lines = [PAGE_HEAD]
+    for section, keys in itertools.groupby(
+        every_key(), lambda key: re.split(r"[.\[]", key.name)[0]
+    ):
+        lines += [f"## {section}", "", about[section], ""]
+        lines += ["| key | type | default | meaning |", "|---|---|---|---|"]
+        for key in keys:
+            cells = (
+                f"`{key.name}`",
+                key.type,
+                f"`{key.default}`" if key.default else "",
+                key.meaning,
+            )
+            lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+        lines.append("")
+    return "\n".join(lines).rstrip("\n") + "\n"
 
 
 def _keys(kind: type[Struct], prefix: str, docs: dict[str, dict[str, str]]) -> list[Key]:

@@ -141,6 +141,15 @@ def test_every_key_and_the_resolved_configuration_are_shown(capsys):
     assert '"steps": 77' in capsys.readouterr().out
 
 
+def test_the_keys_are_a_page_of_tables_that_is_whole_or_refused(capsys):
+    assert main(["config", "keys", "--markdown"]) == 0
+    page = capsys.readouterr().out
+    assert page.startswith("# Every configuration key\n")
+    assert "| `learner.steps` | int | `10` | Optimizer steps of the run. |\n" in page
+    assert main(["config", "keys", "learner", "--markdown"]) == 2
+    assert "leave the prefix away" in capsys.readouterr().err
+
+
 def test_an_unknown_benchmark_is_refused_with_those_that_exist(capsys):
     assert main(["bench", "nonesuch"]) == 2
     assert "no benchmark 'nonesuch'; there are: " in capsys.readouterr().err

@@ -1,13 +1,14 @@
 """The configuration refuses what it does not understand and says where and what instead."""
 
 import re
+from pathlib import Path
 
 import msgspec
 import pytest
 
 from headrace import config
 from headrace.config import Config, difference, fingerprint, from_json, load, to_json
-from headrace.configkeys import every_key
+from headrace.configkeys import every_key, markdown
 from headrace.errors import ConfigError
 
 
@@ -268,3 +269,36 @@ def test_every_key_has_a_meaning_and_a_default_that_the_loader_takes():
     for key in keys:
         if key.default and not re.search(r"\[\]|loss\.", key.name):
             assert load([], [f"{key.name}={key.default}"]) == Config(), key
+
+
+def test_the_page_of_keys_is_as_the_sources_have_them():
+    page = Path(__file__).resolve().parents[2] / "docs/configuration.md"
+    assert page.read_text() == markdown(), (
+        f"{page.name} is stale: headrace config keys --markdown > docs/configuration.md"
+    )
+
+
+def test_the_page_has_a_row_for_every_key_with_bars_escaped():
+    rows = [line for line in markdown().splitlines() if line.startswith("| `")]
+    cells = [re.split(r"(?<!\\\\) \| ", row.strip("| ")) for row in rows]
+    assert [row[0].strip("`") for row in cells] == [key.name for key in every_key()]
+    assert all(row[-1] for row in cells)
+
+
+def test_where_metrics_go_may_differ_between_the_processes_of_a_run():
+    other = load([], ["monitor.prometheus_port=9000", "monitor.wandb_project=p"])
+    assert fingerprint(other) == fingerprint(Config())
+    assert difference(Config(), other) == []
+
+
+@pytest.mark.parametrize(
+    ("argument", "named"),
+    [
+        ("monitor.prometheus_port=70000", "prometheus_port must be from 0 to 65535, got 70000"),
+        ("monitor.wandb_mode=ofline", "did you mean 'offline'?"),
+        ("monitor.wandb=x", "unknown key 'monitor.wandb'"),
+    ],
+)
+def test_a_wrong_monitor_key_is_named(argument, named):
+    with pytest.raises(ConfigError, match=re.escape(named)):
+        load([], [argument])

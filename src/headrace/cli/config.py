@@ -3,6 +3,7 @@
 import argparse
 
 from headrace.cli import runargs
+from headrace.errors import ConfigError
 
 HELP = """\
 Show the resolved configuration that the arguments name, or explain every key."""
@@ -19,18 +20,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     runargs.add_arguments(show)
     keys = actions.add_parser("keys", help="print every key with type, default and meaning")
+    keys.add_argument("--markdown", action="store_true", help="all of them as a page of tables")
     keys.add_argument("prefix", nargs="?", default="", help="only keys that start with this")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the configuration or the keys."""
+    """Print the configuration or the keys.
+
+    Raises:
+        ConfigError: an argument is wrong.
+    """
     if args.action == "show":
         from headrace.config import to_json
 
         print(to_json(runargs.resolve(args.items)).decode(), end="")
         return 0
-    from headrace.configkeys import every_key
+    from headrace.configkeys import every_key, markdown
 
+    if args.markdown:
+        if args.prefix:
+            raise ConfigError("--markdown prints every key: leave the prefix away")
+        print(markdown(), end="")
+        return 0
     for key in every_key():
         if key.name.startswith(args.prefix):
             default = f" = {key.default}" if key.default else ""
