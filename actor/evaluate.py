@@ -33,6 +33,7 @@ from headrace.config import Actors
 from headrace.environments.protocol import Domain, EnvironmentFailure, Task
 from headrace.errors import ConfigError
 from headrace.process import first_error
+from headrace.sandbox.preflight import proven
 
 _BACKOFF_S = 0.5
 _INDEX = "model.safetensors.index.json"
@@ -77,8 +78,10 @@ async def serving(
     Raises:
         ConfigError: the folder is not a model with a chat template, or vLLM is not installed.
         EngineError: the engine did not come up, or the weights do not fit it.
+        SandboxError: this host cannot run jails, in which everything is judged.
     """
     chat = _chat(folder)
+    await proven()
     weights = HostWeights.of(read_weights(folder), DTYPES[dtype])
     engine = await Engine.start(
         folder,

@@ -37,6 +37,7 @@ from headrace.clock import SystemClock
 from headrace.config import Config, difference, from_json
 from headrace.errors import DeadlineError, RunMismatchError
 from headrace.process import lease, leased, race
+from headrace.sandbox.preflight import proven
 
 logger = logging.getLogger(__name__)
 
@@ -122,6 +123,7 @@ class ActorProcess:
         async with leased(self._connection, self._names, "actor", self._ident, self._lease):
             from transformers import AutoTokenizer  # seconds to import; the lease is held meanwhile
 
+            await proven()  # seconds, the first time since the host's boot
             logger.info("starting the engine")
             actors = self._config.actors
             engine = await Engine.start(

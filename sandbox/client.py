@@ -38,7 +38,8 @@ class Keeper:
     """A started keeper process.
 
     Attributes:
-        isolation: what every jail of this keeper is held by, e.g. `namespaces+cgroup1+seccomp`.
+        held_by: what holds every jail of this keeper, e.g. `namespaces+cgroup1+seccomp`.
+        failed: limits that the preflight broke; nothing before there was one.
         cgroups: whether control groups hold the limits.
         nested: whether the keeper is root of its own user namespace only.
         warning: why there are no control groups; empty where there are.
@@ -55,7 +56,8 @@ class Keeper:
         self.cgroups: bool = hello["cgroup"] > 0
         self.nested: bool = hello["nested"]
         held = f"cgroup{hello['cgroup']}" if self.cgroups else "rlimits"
-        self.isolation = f"namespaces+{held}+seccomp"
+        self.held_by = f"namespaces+{held}+seccomp"
+        self.failed: tuple[str, ...] = ()
         self.warning = (
             ""
             if self.cgroups
@@ -108,6 +110,11 @@ class Keeper:
                 "container's seccomp profile)"
             )
         return hello
+
+    @property
+    def isolation(self) -> str:
+        """What is in force, as results say it."""
+        return self.held_by + (f" without {', '.join(self.failed)}" if self.failed else "")
 
     @property
     def alive(self) -> bool:

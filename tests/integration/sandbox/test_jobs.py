@@ -85,9 +85,11 @@ async def test_a_job_whose_host_is_killed_runs_again_only_if_it_may(tmp_path, re
         host = await asyncio.create_subprocess_exec(
             *(HEADRACE, "sandbox", "serve", "--broker", server.url, "--ack-wait", "2"),
             stdout=asyncio.subprocess.PIPE,
+            env={"HOME": str(tmp_path)},
         )
         assert host.stdout is not None
         assert b"serving jobs" in await host.stdout.readline()
+        assert (tmp_path / ".cache" / "headrace" / "preflight.json").is_file()
         code = "import time; time.sleep(2); print('done')"
         waiting = asyncio.create_task(queue.run(job("j", code, repeatable=repeatable), wait_s=60))
         started = await queue._connection.nc.subscribe("headrace-jobs.start.*")
