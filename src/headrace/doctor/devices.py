@@ -1,0 +1,54 @@
+"""GPUs, and the collective operations over which weights are broadcast."""
+
+from pathlib import Path
+
+from headrace.config import Config
+from headrace.doctor.findings import Finding, failed, not_needed, ok
+
+_DRIVER = Path("/dev/nvidiactl")
+
+
+def devices(config: Config | None) -> list[Finding]:
+    """Both checks, since importing torch takes most of their time."""
+    return [*gpus(config), *collectives(config)]
+
+
+def gpus(_config: Config | None, *, driver: Path = _DRIVER) -> list[Finding]:
+    """The devices that torch can use."""
+    import torch
+
+    if torch.cuda.is_available():
+        names = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
+        found = ", ".join(f"{each.name} with {each.total_memory / 2**30:.0f} GiB" for each in names)
+        return [ok("GPU", found)]
+    if driver.exists():
+        return [
+            failed(
+                "GPU",
+                f"{driver} is there, but torch {torch.__version__} cannot use it",
+                "`pip install 'headrace[gpu]'` for a CUDA build, and see what `nvidia-smi` says",
+            )
+        ]
+    return [not_needed("GPU", "none; everything runs on the CPU")]
+
+
+def collectives(_config: Config | None) -> list[Finding]:
+    """A group of one member sums a tensor, over NCCL where there is a GPU and gloo elsewhere."""
+    import torch
+    from torch import distributed
+
+    cuda = torch.cuda.is_available()
+    backend = "nccl" if cuda else "gloo"
+    remedy = "`make setup`" if not cuda else "`pip install 'headrace[gpu]'`"
+    if not distributed.is_backend_available(backend):
+        return [failed("collectives", f"this torch has no {backend}", remedy)]
+    distributed.init_process_group(backend, store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        tensor = torch.ones(4, device="cuda" if cuda else "cpu")
+        distributed.all_reduce(tensor)
+        total = float(tensor.sum())
+    finally:
+        distributed.destroy_process_group()
+    if total != 4:
+        return [failed("collectives", f"{backend} made {total} of four ones", remedy)]
+    return [ok("collectives", f"{backend} sums a tensor in a group of one")]
