@@ -28,7 +28,7 @@ COMMANDS = {
     "replay": ("headrace.cli.replay", "form the batches again from the archived log"),
     "config": ("headrace.cli.config", "show a resolved configuration, or every key"),
     "model": ("headrace.cli.model", "make a base model from a recipe"),
-    "domain": ("headrace.cli.domain", "list and try the registered domains"),
+    "domain": ("headrace.cli.domain", "start a domain, list those there are, try one"),
     "doctor": ("headrace.cli.doctor", "check this machine, and what a run needs of it"),
     "sandbox": ("headrace.cli.sandbox", "prove what the sandbox isolates on this machine"),
     "bench": ("headrace.cli.bench", "run a benchmark of the repository"),
