@@ -21,6 +21,11 @@ MISSING = (
 _DEADLINE_S = 60.0
 
 
+def program() -> str | None:
+    """Path of the browser; None where there is none."""
+    return next(filter(None, map(shutil.which, NAMES)), None)
+
+
 @dataclass
 class Page:
     """What a page did since it was opened."""
@@ -37,7 +42,7 @@ class Browser:
     """Use as a context manager. Every wait ends after a minute with a `TimeoutError`."""
 
     def __init__(self) -> None:
-        found = next(filter(None, map(shutil.which, NAMES)), None)
+        found = program()
         if found is None:
             raise FileNotFoundError(MISSING)
         self._program = found

@@ -31,7 +31,7 @@ from headrace.monitor.metrics import MetricsWriter
 from headrace.monitor.progress import Progress, Rate, Summary, write_progress, write_summary
 
 Text = Callable[[int, int], str]
-DEAD_BROKER = "nats://user:secret@127.0.0.1:9"
+DEAD_BROKER = "nats://127.0.0.1:9"
 PER_STEP = 2
 SIZE = 4
 
@@ -52,17 +52,24 @@ class Recorder:
     version changes in the middle of each completion of `group.2`.
     """
 
-    def __init__(self, folder: Path, domains: tuple[str, ...], steps: int, text: Text) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        domains: tuple[str, ...],
+        steps: int,
+        text: Text,
+        *,
+        broker: str = DEAD_BROKER,
+    ) -> None:
         self._names, self._domains, self._steps, self._text = RunNames("t"), domains, steps, text
-        self._folder, self._rng, self._seq = folder, random.Random(0), 0
+        self._folder, self._broker, self._rng, self._seq = folder, broker, random.Random(0), 0
         self._tokenizer = byte_tokenizer()
         self.config = self._config()
         self._archive = Archive(folder / "archive", "id")
 
     async def write(self, *, finished: bool = True) -> Config:
         """Write the whole run, with probes at both ends when it is finished."""
-        self._add(self._names.config, RunConfig(batch_groups=PER_STEP, max_versions=2,
-                  group_size=SIZE, steps=self._steps, seed=0, config_hash="h"))  # fmt: skip
+        self._configured()
         ordinal = self._probes(0, 0)
         with closing(MetricsWriter(self._folder)) as metrics:
             for version in range(1, self._steps + 1):
@@ -80,11 +87,20 @@ class Recorder:
         self._totals(finished)
         return self.config
 
+    async def begin(self) -> None:
+        """Write a run of which the configuration alone is recorded."""
+        self._configured()
+        await self._archive.flush()
+
+    def _configured(self) -> None:
+        self._add(self._names.config, RunConfig(batch_groups=PER_STEP, max_versions=2,
+                  group_size=SIZE, steps=self._steps, seed=0, config_hash="h"))  # fmt: skip
+
     def _config(self) -> Config:
         model = self._folder / "model"
         model.mkdir(parents=True)
         self._tokenizer.save(str(model / "tokenizer.json"))
-        settings = [f"run.dir={self._folder}", "run.name=t", f"broker.url={DEAD_BROKER}",
+        settings = [f"run.dir={self._folder}", "run.name=t", f"broker.url={self._broker}",
                     f"model.path={model}", f"learner.steps={self._steps}"]  # fmt: skip
         table = self._folder.parent / "t.toml"
         table.write_text("".join(f'[[domains]]\nid = "{domain}"\n' for domain in self._domains))
@@ -111,10 +127,11 @@ class Recorder:
                   group_size=size, version=version, lineage=1, deadline=1e12, seed=0,
                   seen=0))  # fmt: skip
         for index in range(size):
-            record = self._sample(group, index, version, size)
+            record = self.sample(group, index, version)
             self._add(self._names.sample(group, index), record)
 
-    def _sample(self, group: int, index: int, version: int, size: int) -> Trajectory | Failed:
+    def sample(self, group: int, index: int, version: int) -> Trajectory | Failed:
+        """The record of one slot, sampled from `version` on."""
         if index == 3 and group % 3 == 0:
             return Failed(group=group, index=index, attempt=2, actor="a", lineage=1,
                           side="environment", kind="sandbox_error", evidence="no jail")  # fmt: skip
