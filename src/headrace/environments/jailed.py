@@ -118,6 +118,9 @@ class Box:
             State by relative path: `folder`, `file:` with the text as Latin-1 without trailing
             line feeds, or `special` for links, devices and files of more than `file_bytes` bytes.
             None when a process of the episode changed the tree while it was read.
+
+        Raises:
+            EnvironmentFailure: the session is closed.
         """
         try:
             return {
@@ -126,6 +129,8 @@ class Box:
             }
         except (CollectionError, FileNotFoundError):
             return None
+        except SandboxError as error:
+            raise EnvironmentFailure("sandbox_error", str(error)) from error
 
     async def score(self, program: str, *, stdin: bytes, spec: SandboxSpec = SCORER_SPEC) -> str:
         """Run a scorer in a fresh jail, after everything else of the episode is dead.
