@@ -64,7 +64,7 @@ FORGED = "__import__('os').write(3, b'1.0') or __import__('os')._exit(0)"
         ("countdown", "9**9**9**9"),  # computes for ever
         ("prime_factorization", "xyzzy"),  # its scorer raises
         ("complex_arithmetic", "nan"),  # as near to every number as that number itself
-        ("polynomial_multiplication", "exit(0)"),
+        ("simple_integration", "exit(0)"),
     ],
 )
 async def test_an_answer_that_no_scorer_can_read_is_the_models_failure(

@@ -5,6 +5,7 @@ and seed, so that nothing of it has to survive JSON. Standard library and reason
 """
 
 import contextlib
+import decimal
 import hashlib
 import importlib
 import importlib.util
@@ -44,8 +45,11 @@ def make(name: str, module: str, level: int, seed: int) -> tuple[Any, dict[str, 
         curriculum = factory.CURRICULA[name]()
         curriculum.set_global_level(level)
         config = curriculum.generate_configuration(wanted)
-    # some generators print as they go
-    with contextlib.redirect_stdout(io.StringIO()):
+    # some generators print as they go; one sets the precision of all decimals to come
+    with (
+        contextlib.redirect_stdout(io.StringIO()),
+        decimal.localcontext(decimal.Context()),
+    ):
         dataset = dataset_class(config=config)
         return dataset, dataset[0]
 
