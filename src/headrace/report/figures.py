@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from headrace.broker.records import Trajectory
@@ -10,7 +10,7 @@ from headrace.monitor.progress import Rate, wilson
 from headrace.report.samples import History, Row, Sample
 
 MOST_POINTS = 60
-Metrics = Sequence[dict[str, float | None]]
+Metrics = Sequence[Mapping[str, float | None]]
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,7 @@ class Ends:
         return found
 
 
-def _lags(row: dict[str, float | None]) -> dict[int, float]:
+def _lags(row: Mapping[str, float | None]) -> dict[int, float]:
     return {
         int(match[1]): value
         for key, value in row.items()

@@ -88,7 +88,7 @@ def _template(**values: Any) -> str:
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
     )
     environment.filters |= {
-        "share": lambda value: charts.shown(value, "%"),
+        "share": _share,
         "word": word,
         "clipped": _clipped,
     }
@@ -102,6 +102,10 @@ def _template(**values: Any) -> str:
 
 def _hash(text: str) -> str:
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def _share(value: float) -> str:
+    return charts.shown(value, "%")
 
 
 def _clipped(text: str) -> str:

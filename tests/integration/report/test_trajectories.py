@@ -5,6 +5,7 @@ import json
 import shutil
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,7 +42,9 @@ def run_dir(tmp_path_factory: pytest.TempPathFactory, empty_broker: str) -> Path
     return folder
 
 
-def listed(capsys: pytest.CaptureFixture[str], run_dir: Path, *options: str) -> list[dict]:
+def listed(
+    capsys: pytest.CaptureFixture[str], run_dir: Path, *options: str
+) -> list[dict[str, Any]]:
     assert main(["trajectories", str(run_dir), "--json", *options]) == 0
     return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 

@@ -63,6 +63,7 @@ def test_neighbouring_versions_share_a_point_in_long_runs_and_all_curves_have_it
 
 
 def test_a_metric_that_a_step_lacks_or_that_is_not_a_number_leaves_a_gap():
+    metrics: list[dict[str, float | None]]
     metrics = [{"step": 1.0, "kl": 0.5}, {"step": 2.0, "kl": None}, {"step": 3.0}]
     assert figures.metric(metrics, "kl", "kl").points == [Point(1, 0.5)]
 
