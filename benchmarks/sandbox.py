@@ -144,10 +144,19 @@ async def session(box: Sandbox, command: list[str]) -> None:
         raise RuntimeError(f"{command} in a session: {result}")
 
 
+def spent() -> float:
+    """CPU seconds of this process, the keeper, and all of their children that have ended."""
+    keeper = Path(f"/proc/{shared().pid}/stat").read_text().rpartition(")")[2].split()
+    ticks = sum(map(int, keeper[11:15]))
+    return sum(os.times()[:4]) + ticks / os.sysconf("SC_CLK_TCK")
+
+
 async def latency(runs: int) -> list[Row]:
     """One command after another, every kind in turn.
 
     `session` is a fresh jail on a session's workspace, `shell` a command of its persistent shell.
+    `pairs_over_nsjail` is the median of each call's time over that of the bare nsjail beside it.
+    CPU time is given where the kernel accounts it to a parent that waits.
     """
     rows: list[Row] = []
     async with Sandbox(SPEC) as box:
@@ -160,17 +169,23 @@ async def latency(runs: int) -> list[Row]:
                     "session": partial(session, box, command),
                     "shell": partial(shell.run, shlex.join(command)),
                 }
+                if shutil.which("bwrap"):
+                    kinds["bubblewrap"] = partial(process, bubblewrap(command))
                 times: dict[str, list[float]] = {kind: [] for kind in kinds}
+                cpu = dict.fromkeys(kinds, 0.0)
                 for _ in range(runs):
                     for kind, call in kinds.items():
-                        start = time.perf_counter()
+                        before, start = spent(), time.perf_counter()
                         await call()
                         times[kind].append(time.perf_counter() - start)
-                bare = sorted(times["nsjail"])[runs // 2]
+                        cpu[kind] += spent() - before
                 for kind, seconds in times.items():
                     row: Row = {"question": "latency", "command": name, "kind": kind, "runs": runs}
                     row |= quantiles(seconds)
-                    row["p50_over_nsjail"] = round(sorted(seconds)[runs // 2] / bare, 3)
+                    pairs = [a / b for a, b in zip(seconds, times["nsjail"], strict=True)]
+                    row["pairs_over_nsjail"] = round(sorted(pairs)[runs // 2], 3)
+                    if kind in {"process", "nsjail", "session"}:
+                        row["cpu_ms"] = round(cpu[kind] / runs * 1e3, 1)
                     rows.append(row)
     return rows
 
@@ -260,9 +275,10 @@ async def timed(call: Awaitable[object]) -> tuple[float, object]:
     return round((time.perf_counter() - start) * 1e3, 2), value
 
 
-def left_behind() -> Row:
+async def left_behind() -> Row:
     """Processes, mounts and groups of jails, descriptors here and in the keeper."""
     keeper = shared().pid
+    await shared().ask("rest")  # what waits for the next jail
     children = Path(f"/proc/{keeper}/mountinfo").read_text().count(" /run/box/")
     groups = [
         name
@@ -300,10 +316,12 @@ async def soak(minutes: float) -> list[Row]:
 
     async with Sandbox(SandboxSpec()) as box:
         await box.run(["python3", "-S", "-c", "pass"])
-    before = left_behind()
+    before = await left_behind()
     await asyncio.gather(*(attacker(number) for number in range(4)))
     row: Row = {"question": "soak", "minutes": minutes, "sessions": ran, "wrong": wrong}
-    return [row | {"before": before, "after": left_behind(), "queue": host_admission().waiting}]
+    return [
+        row | {"before": before, "after": await left_behind(), "queue": host_admission().waiting}
+    ]
 
 
 async def run(args: argparse.Namespace) -> None:
@@ -315,9 +333,11 @@ async def run(args: argparse.Namespace) -> None:
         "snapshot": snapshots,
     }
     for name in parts if args.only is None else args.only:
+        print(f"sandbox: {name} ...", file=sys.stderr, flush=True)
         for row in await parts[name](args.runs):
             store(__file__, row)
     if args.soak_minutes:
+        print(f"sandbox: soak, {args.soak_minutes:g} minutes ...", file=sys.stderr, flush=True)
         for row in await soak(args.soak_minutes):
             store(__file__, row)
 
