@@ -124,8 +124,9 @@ def _wait(order: socket.socket, group: Group | None) -> None:
         _libc.prctl(_PR_SET_NAME, b"headrace-spare", 0, 0, 0)
         # Whatever the keeper has open belongs to other jails and sessions.
         own = fcntl.fcntl(order.fileno(), fcntl.F_DUPFD, 64)
+        highest = max(map(int, os.listdir("/proc/self/fd")))
         os.closerange(0, own)
-        os.closerange(own + 1, 1 << 20)
+        os.closerange(own + 1, highest + 1)
         for number in _IGNORED:
             signal.signal(number, signal.SIG_DFL)
         if group is not None:
