@@ -161,9 +161,9 @@ def interval(rate_low_high: tuple[float, float, float], colour: int) -> Markup:
 
 
 def shown(value: float, unit: str = "") -> str:
-    """A number with three significant digits; `%` takes a share."""
+    """A number with two or three significant digits; `%` takes a share."""
     if unit == "%":
-        return f"{100 * value:.0f} %"
+        return f"{100 * value:.0f} %" if value >= 0.0995 else f"{100 * value:.2g} %"
     size = abs(value)
     text = f"{value:,.0f}" if size >= 100 else f"{value:.3g}"
     return f"{text} {unit}".rstrip()
@@ -199,7 +199,8 @@ def _horizontal_lines(y: Axis, unit: str) -> Markup:
             '<line class="gridline" x1="{}" x2="{}" y1="{y:.1f}" y2="{y:.1f}"/>'
             '<text class="tick end" x="{}" y="{text:.1f}">{}</text>'
         ).format(
-            _LEFT, _WIDTH - _RIGHT, _LEFT - 6, shown(tick, unit if unit == "%" else ""),
+            _LEFT, _WIDTH - _RIGHT, _LEFT - 6,
+            f"{100 * tick:.3g} %" if unit == "%" else shown(tick),
             y=y.place(tick, _bottom(), _TOP), text=y.place(tick, _bottom(), _TOP) + 4,
         )
         for tick in y.ticks

@@ -105,7 +105,7 @@ def _hash(text: str) -> str:
 
 
 def _share(value: float) -> str:
-    return charts.shown(value, "%")
+    return f"{100 * value:.0f} %"
 
 
 def _clipped(text: str) -> str:

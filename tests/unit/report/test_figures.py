@@ -165,4 +165,4 @@ def test_a_chart_without_points_is_empty():
 
 def test_numbers_are_shown_with_three_digits():
     assert [shown(x) for x in (0.01234, 1.0, 99.96, 12345.6)] == ["0.0123", "1", "100", "12,346"]
-    assert shown(0.456, "%") == "46 %"
+    assert [shown(x, "%") for x in (0.456, 0.09, 0.0042, 0.0)] == ["46 %", "9 %", "0.42 %", "0 %"]
