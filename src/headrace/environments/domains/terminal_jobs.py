@@ -128,26 +128,31 @@ def _count(rng: random.Random) -> Job:
 
 
 def _find(rng: random.Random) -> Job:
-    names, words = rng.sample(NAMES, 3), rng.sample(NAMES, 3)
+    new, *names = rng.sample(NAMES, 4)
+    words = rng.sample(NAMES, 3)
     start = {name: file(word) for name, word in zip(names, words, strict=True)}
-    chosen = rng.choice(names)
-    word = start[chosen].removeprefix("file:")
-    end = {name: state for name, state in start.items() if name != chosen}
-    return Job([f"Delete the file that holds {word}."], start, end, [f"grep -l {word} *", "rm {}"])
+    end = dict(start)
+    end[new] = end.pop(names[0])
+    return Job(
+        [f"Rename the file that holds {words[0]} to {new}."],
+        dict(sorted(start.items())),
+        end,
+        [f"grep -l {words[0]} *", f"mv {{}} {new}"],
+    )
 
 
 def _sort_in(rng: random.Random) -> Job:
-    name, inner, *folders = rng.sample(NAMES, 5)
-    start = {name: file(rng.choice(folders))}
-    for folder in folders:
+    name, sign, inner, *folders = rng.sample(NAMES, 6)
+    start = {name: file(rng.randint(1, 99)), sign: file(folders[0])}
+    for folder in sorted(folders):
         start |= {folder: FOLDER, f"{folder}/{inner}": file(rng.randint(1, 99))}
     end = dict(start)
-    end[f"{start[name].removeprefix('file:')}/{name}"] = end.pop(name)
+    end[f"{folders[0]}/{name}"] = end.pop(name)
     return Job(
-        [f"Move {name} into the folder whose name {name} holds."],
+        [f"Move {name} into the folder that {sign} names."],
         start,
         end,
-        [f"cat {name}", f"mv {name} {{}}"],
+        [f"cat {sign}", f"mv {name} {{}}"],
     )
 
 
