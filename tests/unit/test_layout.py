@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = ("actor", "broker", "kernels", "learner", "sandbox")
-SOURCE_SUFFIXES = (".py", ".toml", ".cfg", ".json", ".html", ".css", ".js", ".typed")
+SOURCE_SUFFIXES = (".py", ".c", ".toml", ".cfg", ".json", ".html", ".css", ".js", ".typed")
 
 
 def package_files():
