@@ -45,7 +45,7 @@ def fetch(name: str, *, endpoint: str | None = None, cache: Path | None = None) 
             not hold it.
     """
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import (
+    from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError is not listed
         HTTPError,
         LocalEntryNotFoundError,
         RepositoryNotFoundError,

@@ -38,7 +38,6 @@ class Hub(ThreadingHTTPServer):
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    server: Hub
 
     def do_GET(self) -> None:
         self.answer()
@@ -51,6 +50,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def answer(self) -> None:
         path, hub_ = self.path.partition("?")[0], self.server
+        assert isinstance(hub_, Hub)
         hub_.asked.append(path)
         if path.startswith("/api/models/org/name/revision/"):
             commit = hub_.commits.get(path.rpartition("/")[2])

@@ -1,6 +1,7 @@
 """`headrace eval`: what a model can do, with pass@k, as an actor of a run would sample it."""
 
 import argparse
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,6 +67,8 @@ def run(args: argparse.Namespace) -> int:
     from headrace.process import leave, run_until_stopped
 
     setup_logging("eval", "", None)
+    # vLLM's, about names of torch's, on every start
+    warnings.simplefilter("ignore", FutureWarning)
     codes: list[int] = []
 
     async def work() -> None:

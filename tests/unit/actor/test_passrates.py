@@ -3,6 +3,7 @@
 import itertools
 import math
 import random
+from typing import Any
 
 import pytest
 
@@ -10,8 +11,9 @@ from headrace.actor.passrates import Sample, interval, pass_at_k, report, report
 from headrace.monitor.progress import wilson
 
 
-def sample(index: int, number: int, success: bool, **more) -> Sample:
-    base = {"domain": "d", "level": 0, "split": "heldout", "attempts": 1, "turns": ["x"]}
+def sample(index: int, number: int, success: bool, **more: Any) -> Sample:
+    base: dict[str, Any] = {"domain": "d", "level": 0, "split": "heldout", "attempts": 1}
+    base["turns"] = ["x"]
     return Sample(index=index, number=number, success=success, **(base | more))
 
 
