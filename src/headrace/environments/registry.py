@@ -113,6 +113,7 @@ def _load(point: EntryPoint) -> Any:
         ) from error
 
 
+@cache
 def _found(group: str) -> dict[str, EntryPoint]:
     found: dict[str, EntryPoint] = {}
     for point in entry_points(group=group):
