@@ -16,6 +16,7 @@ def facts(report=b"exit 0\n", log=b"", truncated=(), **answer):
     parts = {"stdout": b"out", "stderr": b"", "log": log, "report": report}
     counted = {
         "reason": "",
+        "exit": 0,
         "wall_s": 1.0,
         "cpu_s": 0.5,
         "peak_memory": 7,
@@ -65,6 +66,7 @@ CASES = {
         ("disk",),
     ),
     "no word of the end": (facts(b""), "sandbox_error", None, None, ()),
+    "a shell whose report was written to": (facts(b"1", exit=None), "nonzero_exit", 255, None, ()),
     "cancelled": (facts(b"", reason="cancelled"), "sandbox_error", None, None, ()),
 }
 
