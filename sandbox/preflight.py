@@ -173,6 +173,7 @@ async def proven(*, cache: Path | None = None, fresh: bool = False) -> Preflight
         _log.info("attacked every limit of the sandbox in %.1f s", time.monotonic() - started)
         _keep(cache, known)
     keeper.failed = tuple(proof.name for proof in known.failed)
+    _log.info("jails are held by %s", keeper.isolation)
     for proof in known.failed:
         _log.warning("the sandbox does not hold %s on this host: %s", proof.name, proof.detail)
     return known
