@@ -1,5 +1,6 @@
 """Domains of reasoning-gym: the same tasks everywhere, each in one split, and what is left out."""
 
+import decimal
 import subprocess
 import sys
 
@@ -56,6 +57,14 @@ def test_no_question_is_in_both_splits_whatever_the_level(name: str) -> None:
     )
     assert len(heldout) > 20
     assert not train & heldout
+
+
+def test_a_dataset_changes_no_setting_of_the_process(capsys: pytest.CaptureFixture[str]) -> None:
+    before = decimal.getcontext().prec
+    get_domain("reasoning_gym.decimal_arithmetic").task(0, split="train", level=1)
+    get_domain("reasoning_gym.bf").task(0, split="train", level=1)
+    assert decimal.getcontext().prec == before
+    assert capsys.readouterr().out == ""
 
 
 def test_a_higher_level_of_the_librarys_curriculum_asks_for_more() -> None:
