@@ -81,3 +81,27 @@ def fetch(name: str, *, endpoint: str | None = None, cache: Path | None = None) 
     except (HTTPError, OSError, ValueError) as error:
         raise ConfigError(f"{missing}, and its download failed ({error}): {_REMEDY}") from error
     return Path(folder)
+
+
+def cached(name: str, *, cache: Path | None = None) -> Path | None:
+    """Folder of a model that was downloaded before; None where it was not, or not to its end.
+
+    Args:
+        name: as for `fetch`.
+        cache: as for `fetch`.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    model, _, revision = name.partition("@")
+    try:
+        folder = snapshot_download(
+            model,
+            revision=revision or None,
+            allow_patterns=FILES,
+            cache_dir=cache,
+            local_files_only=True,
+        )
+    except LocalEntryNotFoundError:
+        return None
+    return Path(folder)

@@ -133,10 +133,8 @@ def test_a_missing_or_incomplete_model_is_named_and_one_that_can_be_made_is_well
     (tmp_path / "config.json").write_text("{}")
     half = the_only(run.model(config(f"model.path={tmp_path}")), FAILED)
     assert "lacks tokenizer_config.json, weights in safetensors" in half.found
-    assert (
-        "headrace model fetch org/name"
-        in the_only(run.model(config("model.path=org/name")), OK).remedy
-    )
+    remote = the_only(run.model(config("model.path=no-such-org/name")), WARNING)
+    assert "headrace model fetch no-such-org/name" in remote.remedy
 
 
 def test_an_unknown_domain_or_level_of_the_run_is_named() -> None:

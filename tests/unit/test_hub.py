@@ -101,7 +101,9 @@ def nobody() -> str:
 def test_a_download_is_whole_leaves_out_what_is_not_needed_and_serves_without_a_connection(
     server: Hub, tmp_path: Path
 ) -> None:
+    assert hub.cached("org/name", cache=tmp_path) is None
     folder = hub.fetch("org/name", endpoint=server.endpoint, cache=tmp_path)
+    assert hub.cached("org/name", cache=tmp_path) == folder
     assert folder.name == "a" * 40
     assert {path.name for path in folder.iterdir()} == WANTED
     for name in WANTED:

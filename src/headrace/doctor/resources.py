@@ -1,7 +1,7 @@
 """Memory, disk, cores and limits, against what a run needs of them.
 
-The needs are sums of what is known: of the model its parameters P and the b bytes of its dtype, of
-the configuration caches and limits. What a process takes besides was measured, see `PROCESS`.
+The needs are sums of what is known: of the model its parameters and dtype, of the configuration
+caches and limits. What a process takes besides was measured with SmolLM2-135M on a CPU.
 """
 
 import math
@@ -10,17 +10,21 @@ import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from headrace.broker.weights import DTYPE_BYTES
 from headrace.config import Config
 from headrace.doctor.findings import Finding, failed, not_needed, ok, warning
+from headrace.doctor.run import model_folder
 
 GIB = 1 << 30
-DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
-PROCESS = {"learner": int(0.9 * GIB), "actor": int(1.5 * GIB)}
-"""Bytes of a process beyond its arrays: libraries, activations, compiled kernels; see
-docs/install.md for the measurement."""
+LIBRARIES = {"learner": int(0.6 * GIB), "actor": int(1.5 * GIB)}
+"""Measured bytes of a process without its arrays; an actor's are two processes."""
+ACTIVATIONS = 20
+"""Values that the learner's forward keeps for each token, layer and hidden unit: 0.7 MB a token
+for 30 layers of 576 units in two bytes, as measured."""
 DESCRIPTORS = 1024
 """Open files per process: the usual default, with which the tests pass."""
 _SHARED = 1 * GIB
@@ -41,25 +45,33 @@ def parameters(folder: Path) -> int | None:
     return total or None
 
 
+def hidden_units(folder: Path) -> int:
+    """Layers times hidden units, by a model's configuration; 0 where it names them otherwise."""
+    config = msgspec.json.decode((folder / "config.json").read_bytes(), type=dict[str, Any])
+    return int(config.get("num_hidden_layers", 0) * config.get("hidden_size", 0))
+
+
 def memory(config: Config | None, *, available: int | None = None) -> list[Finding]:
     """Free memory, against learner and actors of the run together."""
     free = _available() if available is None else available
     if config is None:
         return [ok("memory", f"{_gib(free)} free")]
-    count = parameters(Path(config.model.path))
-    if count is None:
+    model = model_folder(config)
+    count = parameters(model) if model else None
+    if model is None or count is None:
         found = f"{_gib(free)} free; what the run needs is known once its model is there"
         return [not_needed("memory", found)]
-    rollout = count * DTYPE_BYTES[config.model.dtype]
-    # master, gradient and two moments in float32; two versions are held for publication
-    learner = PROCESS["learner"] + 3 * rollout + 16 * count
+    width = DTYPE_BYTES[config.model.dtype]
+    kept = ACTIVATIONS * width * hidden_units(model)
+    # two versions are held for publication; master, gradient and two moments are float32
+    learner = LIBRARIES["learner"] + (3 * width + 16) * count + config.learner.token_budget * kept
     # in the engine, and the version that arrives and the one before
-    actor = PROCESS["actor"] + 3 * rollout + config.actors.kv_cache_bytes
+    actor = LIBRARIES["actor"] + 3 * width * count + config.actors.kv_cache_bytes
     actors = config.actors.count
     need = learner + actors * actor
     found = (
-        f"{_gib(free)} free for about {_gib(need)}: learner {_gib(learner)} and {actors} x "
-        f"{_gib(actor)} for actors, with {count / 1e6:.0f} M parameters"
+        f"{_gib(free)} free for about {_gib(need)} at most: learner {_gib(learner)} and {actors} x "
+        f"{_gib(actor)} for actors, with {count / 1e6:.1f} M parameters"
     )
     if need > free:
         remedy = (
@@ -79,8 +91,9 @@ def disk(
     free = usage(nearest)
     if config is None:
         return [ok("disk", f"{_gib(free)} free at {nearest}")]
-    count = parameters(Path(config.model.path))
-    if count is None:
+    model = model_folder(config)
+    count = parameters(model) if model else None
+    if model is None or count is None:
         found = f"{_gib(free)} free at {nearest}; the need is known once the model is there"
         return [not_needed("disk", found)]
     rollout = count * DTYPE_BYTES[config.model.dtype]

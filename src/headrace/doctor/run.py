@@ -3,8 +3,9 @@
 import tempfile
 from pathlib import Path
 
+from headrace import hub
 from headrace.config import Config
-from headrace.doctor.findings import Finding, failed, not_needed, ok
+from headrace.doctor.findings import Finding, failed, not_needed, ok, warning
 from headrace.errors import ConfigError
 from headrace.models import RECIPES, ensure_model, hub_name, missing_for
 
@@ -38,7 +39,11 @@ def model(config: Config | None) -> list[Finding]:
     path, recipe = Path(config.model.path), config.model.recipe
     name = hub_name(config)
     if name is not None:
-        return [ok("model", f"{name} of the hub", f"`headrace model fetch {name}` downloads it")]
+        folder = hub.cached(name)
+        if folder is None:
+            remedy = f"`headrace model fetch {name}`, which the run's start would do as well"
+            return [warning("model", f"{name} of the hub is not downloaded yet", remedy)]
+        return [ok("model", f"{name} of the hub, in the cache at {folder}")]
     if recipe in RECIPES and not path.exists():
         absent = missing_for(recipe)
         if absent:
@@ -56,6 +61,15 @@ def model(config: Config | None) -> list[Finding]:
         return [failed("model", f"{path} lacks {lacks}", "`headrace model fetch org/name`")]
     size = sum(file.stat().st_size for file in weights)
     return [ok("model", f"{path}, {size / 1e6:.0f} MB of weights")]
+
+
+def model_folder(config: Config) -> Path | None:
+    """Folder of the base model on this machine; None where it is still to be made or downloaded."""
+    name = hub_name(config)
+    if name is not None:
+        return hub.cached(name)
+    path = Path(config.model.path)
+    return path if config.model.path and (path / "config.json").is_file() else None
 
 
 def domains(config: Config | None) -> list[Finding]:
