@@ -16,7 +16,8 @@ correction that drops tokens changes the weight of the others.
 A batch is one optimizer step, so `prox` equals sg(pi) in every micro-batch and the trainer passes
 the detached forward. The functions keep the two apart: their value does not rest on that.
 
-A new loss is a configuration struct in `headrace.config` and a function here with `@loss(Struct)`.
+A new loss is a configuration struct in `headrace.configlosses` and a function here with
+`@loss(Struct)`.
 """
 
 from collections.abc import Callable
@@ -26,7 +27,15 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from headrace.config import CISPO, GRPO, DecoupledPPO, IcePop, Loss, Reinforce, TruncatedIS
+from headrace.configlosses import (
+    CISPO,
+    GRPO,
+    DecoupledPPO,
+    IcePop,
+    Loss,
+    Reinforce,
+    TruncatedIS,
+)
 
 MAX_LOG_RATIO = 20.0
 """Log-ratios are clamped to +- this before the exponential, so that no ratio is infinite."""

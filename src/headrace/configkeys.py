@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import fields
 
-from headrace import config, configmonitor
+from headrace import config, configlosses, configmonitor
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,9 @@ def _default(item: msgspec.structs.FieldInfo) -> str:
 def _docstrings() -> dict[str, dict[str, str]]:
     """Docstring under each field, by class and field; the class's own under the empty name."""
     found: dict[str, dict[str, str]] = {}
-    modules = [ast.parse(inspect.getsource(module)) for module in (config, configmonitor)]
+    modules = [
+        ast.parse(inspect.getsource(module)) for module in (config, configlosses, configmonitor)
+    ]
     for node in [node for module in modules for node in module.body]:
         if not isinstance(node, ast.ClassDef):
             continue

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from headrace import config
+from headrace import configlosses
 from headrace.config import Config, difference, fingerprint, from_json, load, to_json
 from headrace.configkeys import every_key, markdown
 from headrace.errors import ConfigError
@@ -189,13 +189,13 @@ def test_a_loss_refuses_a_parameter_that_makes_no_sense(settings, said):
 
 def test_another_loss_replaces_the_table_and_the_same_loss_adds_to_it(tmp_path):
     first = toml(tmp_path, "a.toml", "[learner.loss]\nkind = 'truncated_is'\ncap = 3.0\n")
-    assert load([first], ["learner.loss.kind=grpo"]).learner.loss == config.GRPO()
+    assert load([first], ["learner.loss.kind=grpo"]).learner.loss == configlosses.GRPO()
     same = load([first], ["learner.loss.kind=truncated_is"]).learner.loss
-    assert same == config.TruncatedIS(cap=3.0)
+    assert same == configlosses.TruncatedIS(cap=3.0)
 
 
 def test_a_field_of_the_default_loss_is_set_without_naming_the_loss():
-    assert load([], ["learner.loss.cap=3.0"]).learner.loss == config.TruncatedIS(cap=3.0)
+    assert load([], ["learner.loss.cap=3.0"]).learner.loss == configlosses.TruncatedIS(cap=3.0)
 
 
 def test_an_unknown_loss_is_refused():

@@ -26,6 +26,7 @@ def loaded_by(module, names):
         "headrace.config",
         "headrace.configchecks",
         "headrace.configkeys",
+        "headrace.configlosses",
         "headrace.configmonitor",
         "headrace.errors",
         "headrace.broker.records",

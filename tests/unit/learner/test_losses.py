@@ -5,7 +5,15 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.config import CISPO, GRPO, DecoupledPPO, IcePop, Loss, Reinforce, TruncatedIS
+from headrace.configlosses import (
+    CISPO,
+    GRPO,
+    DecoupledPPO,
+    IcePop,
+    Loss,
+    Reinforce,
+    TruncatedIS,
+)
 from headrace.learner.losses import TokenBatch, evaluate
 
 CONFIGS: list[Loss] = [

@@ -10,7 +10,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from headrace.broker.records import Array, encode
-from headrace.config import GRPO, DecoupledPPO, Learner, TruncatedIS
+from headrace.config import Learner
+from headrace.configlosses import GRPO, DecoupledPPO, TruncatedIS
 from headrace.errors import CheckpointError, TrainingError
 from headrace.learner import checkpoint_files as files
 from headrace.learner.advantages import shuffled
