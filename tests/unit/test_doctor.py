@@ -199,7 +199,7 @@ def test_a_limit_that_fails_twice_is_named_and_weak_isolation_is_a_warning() -> 
     assert asked == [False, True]
     assert (nsjail.state, sandbox.state, isolation.state) == (OK, FAILED, WARNING)
     assert "1 of 2 limits held" in sandbox.found
-    assert "memory (ok)" in sandbox.found
+    assert "processes (ok)" in sandbox.found
 
 
 def test_a_kernel_that_refuses_jails_is_a_failure() -> None:
