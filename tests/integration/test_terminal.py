@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from headrace.broker.records import Verdict
-from headrace.environments.domains.terminal import Terminal, TerminalSession
+from headrace.environments.domains.terminal import UNASKED, Terminal, TerminalSession
 from headrace.environments.jailed import VERDICT_FD
 from headrace.environments.protocol import EnvironmentFailure, Message, Task, check_verdict
 
@@ -23,7 +23,12 @@ def job(start: dict[str, str], wanted: dict[str, str], max_turns: int = 3) -> Ta
         split="train",
         index=0,
         messages=[Message(role="user", content="")],
-        data={"start": start, "wanted": wanted, "commands": []},
+        data={
+            "requests": [(f"See to {path}.", [path]) for path in wanted],
+            "start": start,
+            "wanted": wanted,
+            "commands": [],
+        },
         max_turns=max_turns,
     )
 
@@ -74,7 +79,7 @@ async def test_the_oracle_reaches_every_goal_and_its_steps_add_up_to_one(level: 
 
 async def test_folder_and_variables_stay_from_command_to_command() -> None:
     verdict, heard, session = await play(MAKE, "mkdir red; x=7", "cd red", "echo $x > cat")
-    assert heard[:2] == ["ok", "ok"]
+    assert heard[:2] == ["See to red/cat."] * 2
     assert verdict.success
     assert verdict.step_scores == [0.5, 0.0, 0.5]
     assert [e.purpose for e in session.executions] == ["tool", "tool", "tool", "score"]
@@ -88,9 +93,14 @@ async def test_an_episode_ends_as_soon_as_every_goal_holds() -> None:
 
 async def test_what_a_command_wrote_and_its_exit_code_are_told() -> None:
     _, heard, _ = await play(MAKE, "echo out; echo err >&2; (exit 3)", "nope", "seq 1000")
-    assert heard[0] == "out\nerr\nexit code 3"
+    assert heard[0] == "out\nerr\nexit code 3\nSee to red."
     assert "command not found\nexit code 127" in heard[1]
-    assert len(heard[2]) <= 100
+    assert len(heard[2]) <= 100 + len("\nSee to red.")
+
+
+async def test_the_next_request_is_made_when_the_files_show_that_the_last_one_is_met() -> None:
+    _, heard, _ = await play(MAKE, "mkdir red dog", "echo 7 > red/cat", "rmdir dog")
+    assert heard == ["See to red/cat.", UNASKED, UNASKED]
 
 
 async def test_a_fenced_command_counts_and_so_does_the_first_line_alone() -> None:

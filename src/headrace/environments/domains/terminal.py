@@ -1,5 +1,6 @@
 """Jobs for a shell: several commands in one jailed session, judged by the files that they leave.
 
+The requests of a job are made one by one: the next when the files show that the last one is met.
 Success is a state of the workspace: every path as it is wanted, nothing else there, and the shell
 still running. What the model printed, and with which code a command ended, are told to the model
 and count for nothing. After each command the host looks at the workspace, following no link and
@@ -15,7 +16,7 @@ from collections.abc import Sequence
 import msgspec
 
 from headrace.broker.records import Check, Execution, Verdict
-from headrace.environments.domains.terminal_jobs import FOLDER, LEVELS, Job
+from headrace.environments.domains.terminal_jobs import FOLDER, LEVELS, Job, Request
 from headrace.environments.generate import draw
 from headrace.environments.jailed import VERDICT_FD, Box
 from headrace.environments.protocol import (
@@ -29,6 +30,8 @@ from headrace.sandbox.spec import Limits, Result, SandboxSpec
 
 MAX_TURNS = (3, 3, 4)
 """By level: one turn more than a solution needs, or two where something must be read first."""
+UNASKED = "Undo what was not asked for."
+"""Said when every request is met, but something else is there or gone."""
 PARTIAL = 0.5
 """Largest score of an episode that does not succeed."""
 _FEEDBACK_CHARS = 100
@@ -96,22 +99,24 @@ class Terminal:
             split=split,
             index=index,
         )
-        example = LEVELS[level][1]
         messages = [Message(role="system", content="Reply with one shell command.")]
-        asked = example.asked
-        for command, answer in example.turns:
+        for said, command in LEVELS[level][1]:
             messages += [
-                Message(role="user", content=asked),
+                Message(role="user", content=said),
                 Message(role="assistant", content=command),
             ]
-            asked = answer
         return Task(
             domain=self.id,
             level=level,
             split=split,
             index=index,
-            messages=[*messages, Message(role="user", content=" ".join(job.sentences))],
-            data={"start": job.start, "wanted": job.wanted, "commands": job.commands},
+            messages=[*messages, Message(role="user", content=job.requests[0][0])],
+            data={
+                "requests": job.requests,
+                "start": job.start,
+                "wanted": job.wanted,
+                "commands": job.commands,
+            },
             max_turns=MAX_TURNS[level],
             max_new_tokens=24,
         )
@@ -141,6 +146,7 @@ class TerminalSession:
     scorer = SCORER
 
     def __init__(self, task: Task, box: Box) -> None:
+        self._requests: list[Request] = task.data["requests"]
         self._wanted: dict[str, str] = task.data["wanted"]
         self._before = [*holding(self._wanted, task.data["start"]), True]
         self._max_turns = task.max_turns
@@ -164,7 +170,8 @@ class TerminalSession:
         met = self._goals([] if found is None else holding(self._wanted, found))
         self._progress.append(self._progress_of(met))
         done = all(met) or bool(self._ended) or len(self._progress) == self._max_turns
-        return Observation(done=done, message="" if result is None else told(result))
+        answer = "" if result is None else told(result)
+        return Observation(done=done, message=f"{answer}\n{self._next(met)}".strip())
 
     async def verdict(self) -> Verdict:
         """See `Session`."""
@@ -192,6 +199,12 @@ class TerminalSession:
     async def close(self) -> None:
         """See `Session`."""
         await self._box.close()
+
+    def _next(self, met: list[bool]) -> str:
+        """The first request that is not met."""
+        missed = {path for path, each in zip(self._wanted, met, strict=False) if not each}
+        open_ones = (sentence for sentence, paths in self._requests if missed.intersection(paths))
+        return next(open_ones, UNASKED)
 
     def _goals(self, met: list[bool]) -> list[bool]:
         """Goals of the tree (all missed where it could not be read), then that the shell runs."""
@@ -235,7 +248,7 @@ def told(result: Result) -> str:
     text = (result.stdout + result.stderr).decode("utf-8", "replace").strip()[:_FEEDBACK_CHARS]
     if result.status != "ok":
         text += f"\nexit code {result.exit_code}"
-    return text.strip() or "ok"
+    return text.strip()
 
 
 def _ending(result: Result) -> str:
@@ -248,4 +261,4 @@ def _ending(result: Result) -> str:
 
 def _ask(rng: random.Random, level: int) -> tuple[str, Job]:
     job = LEVELS[level][0](rng)
-    return " ".join(sorted(job.sentences)), job
+    return job.key, job

@@ -8,6 +8,8 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
+INSIDE = 0.5
+"""Share of level 0 whose file is in the folder."""
 ABSENT = "absent"
 FOLDER = "folder"
 _WORDS = (
@@ -19,29 +21,29 @@ _WORDS = (
 NAMES = _WORDS.split()
 Tree = dict[str, str]
 Turn = tuple[str, str]
-"""A command and what the terminal answers."""
+"""What is asked, and a command that does it."""
+Request = tuple[str, list[str]]
+"""A sentence, and the paths that it is about."""
 
 
 class Job(Struct, frozen=True):
-    """What is asked, and by which trees it is judged."""
+    """What is asked, one request after the other, and by which trees it is judged."""
 
-    sentences: list[str]
+    requests: list[Request]
     start: Tree
     end: Tree
     commands: list[str]
     """A solution, one command per turn; `{}` is the first word of the last answer."""
 
     @property
+    def key(self) -> str:
+        """Equal for jobs that differ in nothing but the order of requests and what files hold."""
+        return " ".join(sorted(sentence for sentence, _ in self.requests))
+
+    @property
     def wanted(self) -> Tree:
         """State of every path that is at the start, or shall be at the end."""
         return {path: self.end.get(path, ABSENT) for path in {**self.start, **self.end}}
-
-
-class Example(Struct, frozen=True):
-    """A job that is shown solved before the real one."""
-
-    asked: str
-    turns: list[Turn]
 
 
 def file(*lines: object) -> str:
@@ -50,15 +52,22 @@ def file(*lines: object) -> str:
 
 
 def make_and_write(rng: random.Random) -> Job:
-    """A folder to make, and a number to write to a file in it."""
+    """A folder to make and a number to write: to a file in it, or first and elsewhere."""
     folder, name = rng.sample(NAMES, 2)
     number = rng.randint(1, 99)
-    path = f"{folder}/{name}"
+    inside = rng.random() < INSIDE
+    path = f"{folder}/{name}" if inside else name
+    steps: list[tuple[Request, str]] = [
+        ((f"Make the folder {folder}.", [folder]), f"mkdir {folder}"),
+        ((f"Write {number} to {path}.", [path]), f"echo {number} > {path}"),
+    ]
+    if not inside:
+        steps.reverse()
     return Job(
-        [f"Make the folder {folder}.", f"Write {number} to the file {path}."],
+        [request for request, _ in steps],
         {},
         {folder: FOLDER, path: file(number)},
-        [f"mkdir {folder}", f"echo {number} > {path}"],
+        [command for _, command in steps],
     )
 
 
@@ -68,11 +77,19 @@ def change_two(rng: random.Random) -> Job:
     start = {name: file(rng.randint(1, 99)) for name in names[:2]}
     start |= {names[2]: FOLDER, f"{names[2]}/{names[3]}": file(rng.randint(1, 99))}
     end = dict(start)
-    steps = [
-        change(rng, end, name, new, names[2])
-        for change, name, new in zip(rng.sample(CHANGES, 2), names[:2], names[4:], strict=True)
-    ]
-    return Job([asked for asked, _ in steps], start, end, [command for _, command in steps])
+    requests: list[Request] = []
+    commands = []
+    for change, name, new in zip(rng.sample(CHANGES, 2), names[:2], names[4:], strict=True):
+        before = dict(end)
+        sentence, command = change(rng, end, name, new, names[2])
+        requests.append((sentence, changed(before, end)))
+        commands.append(command)
+    return Job(requests, start, end, commands)
+
+
+def changed(before: Tree, after: Tree) -> list[str]:
+    """Paths whose state differs."""
+    return [path for path in {**before, **after} if before.get(path) != after.get(path)]
 
 
 def _rename(rng: random.Random, tree: Tree, name: str, new: str, folder: str) -> Turn:
@@ -120,7 +137,7 @@ def _count(rng: random.Random) -> Job:
     start = {log: file(*(rng.choice(words) for _ in range(rng.randint(2, 9))))}
     end = {**start, new: file(start[log].count("\n") + 1)}
     return Job(
-        [f"Write the number of lines of {log} to {new}."],
+        [(f"Write the number of lines of {log} to {new}.", [new])],
         start,
         end,
         [f"wc -l {log}", f"echo {{}} > {new}"],
@@ -134,7 +151,7 @@ def _find(rng: random.Random) -> Job:
     end = dict(start)
     end[new] = end.pop(names[0])
     return Job(
-        [f"Rename the file that holds {words[0]} to {new}."],
+        [(f"Rename the file that holds {words[0]} to {new}.", changed(start, end))],
         dict(sorted(start.items())),
         end,
         [f"grep -l {words[0]} *", f"mv {{}} {new}"],
@@ -149,32 +166,28 @@ def _sort_in(rng: random.Random) -> Job:
     end = dict(start)
     end[f"{folders[0]}/{name}"] = end.pop(name)
     return Job(
-        [f"Move {name} into the folder that {sign} names."],
+        [(f"Move {name} into the folder that {sign} names.", changed(start, end))],
         start,
         end,
         [f"cat {sign}", f"mv {name} {{}}"],
     )
 
 
-LEVELS: list[tuple[Callable[[random.Random], Job], Example]] = [
+LEVELS: list[tuple[Callable[[random.Random], Job], list[Turn]]] = [
     (
         make_and_write,
-        Example(
-            "Make the folder red. Write 7 to the file red/cat.",
-            [("mkdir red", "ok"), ("echo 7 > red/cat", "ok")],
-        ),
+        [("Write 7 to red/cat.", "echo 7 > red/cat"), ("Make the folder red.", "mkdir red")],
     ),
     (
         change_two,
-        Example(
-            "Copy red to cat. Append 5 to dog.", [("cp red cat", "ok"), ("echo 5 >> dog", "ok")]
-        ),
+        [("Append 5 to dog.", "echo 5 >> dog"), ("Copy red to cat.", "cp red cat")],
     ),
     (
         read_first,
-        Example(
-            "Write the number of lines of red to cat.",
-            [("wc -l red", "3 red"), ("echo 3 > cat", "ok")],
-        ),
+        [
+            ("Write the number of lines of red to cat.", "wc -l red"),
+            ("3 red\nWrite the number of lines of red to cat.", "echo 3 > cat"),
+        ],
     ),
 ]
+"""By level: what draws a job, and the turns of another that are shown before it."""
