@@ -20,6 +20,7 @@ def loaded_by(module, names):
 @pytest.mark.parametrize(
     "module",
     [
+        "headrace.actor.passrates",
         "headrace.cli.main",
         "headrace.cli.runargs",
         "headrace.cli.train",
@@ -28,6 +29,7 @@ def loaded_by(module, names):
         "headrace.configkeys",
         "headrace.configlosses",
         "headrace.configmonitor",
+        "headrace.doctor.runner",
         "headrace.errors",
         "headrace.broker.records",
         "headrace.broker.subjects",
