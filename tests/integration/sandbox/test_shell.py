@@ -71,6 +71,21 @@ async def test_a_command_cannot_speak_for_the_next_one():
         assert (await shell.run("echo next")).stdout == b"next\n"
 
 
+async def test_a_report_that_a_command_overwrote_is_its_own_doing():
+    async with Sandbox(BASH) as box:
+        shell = await box.shell()
+        result = await shell.run("for fd in $(seq 3 30); do echo garbage >&$fd; done 2>/dev/null")
+        assert (result.status, result.exit_code) == ("nonzero_exit", 255)
+        assert shell.running
+
+
+async def test_a_shell_that_ended_is_known_at_once():
+    async with Sandbox(BASH) as box:
+        shell = await box.shell()
+        await shell.run("exit")
+        assert not shell.running
+
+
 async def test_the_output_of_a_flood_is_bounded():
     async with Sandbox(BASH) as box:
         shell = await box.shell(limits=Limits(output=1000))

@@ -169,9 +169,9 @@ class TerminalSession:
         found = await self._box.look(file_bytes=_FILE_BYTES)
         met = self._goals([] if found is None else holding(self._wanted, found))
         self._progress.append(self._progress_of(met))
-        done = all(met) or bool(self._ended) or len(self._progress) == self._max_turns
-        answer = "" if result is None else told(result)
-        return Observation(done=done, message=f"{answer}\n{self._next(met)}".strip())
+        if result is None or self._ended or all(met) or len(self._progress) == self._max_turns:
+            return Observation(done=True)
+        return Observation(done=False, message=f"{told(result)}\n{self._next(met)}".strip())
 
     async def verdict(self) -> Verdict:
         """See `Session`."""
