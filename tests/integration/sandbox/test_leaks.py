@@ -102,15 +102,17 @@ async def test_a_killed_keeper_ends_its_jails_and_another_takes_over(leftovers_o
     marker = uuid.uuid4().hex
     keeper = client.shared()
     code = "import os, time; os.fork(); time.sleep(60)"
-    async with Sandbox(SandboxSpec()) as box:
+    async with Sandbox(SandboxSpec()) as box, Sandbox(SandboxSpec()):
         task = asyncio.create_task(box.run(["python3", "-S", "-c", code, marker]))
         async with asyncio.timeout(20):
             await asyncio.to_thread(until, lambda: len(leftovers_of.marked(marker)) > 2)
+        started = children(keeper.pid)
+        assert len(started) > 1  # nsjail, and a spare
         os.kill(keeper.pid, signal.SIGKILL)
         with pytest.raises(SandboxError, match="keeper"):
             await task
         await_end(keeper.pid, "the keeper")
-    for pid in leftovers_of.marked(marker):
+    for pid in (*started, *leftovers_of.marked(marker)):
         await_end(pid, "a jailed process")
     async with Sandbox(SandboxSpec()) as box:
         assert (await box.run(["python3", "-S", "-c", "print(1)"])).stdout == b"1\n"
