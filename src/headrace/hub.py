@@ -26,16 +26,23 @@ def is_name(text: str) -> bool:
     return _NAME.fullmatch(text) is not None
 
 
-def fetch(name: str, *, endpoint: str | None = None, cache: Path | None = None) -> Path:
+def fetch(
+    name: str,
+    *,
+    endpoint: str | None = None,
+    cache: Path | None = None,
+    answer_s: float = ANSWER_S,
+) -> Path:
     """Download a model, or find it in the cache.
 
-    The client waits at most ten seconds for the hub's next bytes; how long a whole download may
-    take depends on its size alone, and an interrupted one goes on where it was.
+    How long a whole download may take depends on its size alone; an interrupted one goes on where
+    it was.
 
     Args:
         name: `org/name`, or `org/name@revision` with a branch, tag or commit.
         endpoint: address of the hub; the public one by default.
         cache: folder of the downloads; the shared one of Hugging Face's libraries by default.
+        answer_s: seconds within which the hub must answer.
 
     Returns:
         Its folder, whose name is the commit.
@@ -44,10 +51,9 @@ def fetch(name: str, *, endpoint: str | None = None, cache: Path | None = None) 
         ConfigError: the hub has no such model or revision, or cannot be reached and the cache does
             not hold it.
     """
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError is not listed
         HTTPError,
-        LocalEntryNotFoundError,
         RepositoryNotFoundError,
         RevisionNotFoundError,
     )
@@ -55,14 +61,8 @@ def fetch(name: str, *, endpoint: str | None = None, cache: Path | None = None) 
     model, _, revision = name.partition("@")
     missing = f"model {name!r} is no folder here"
     try:
-        folder = snapshot_download(
-            model,
-            revision=revision or None,
-            allow_patterns=FILES,
-            etag_timeout=ANSWER_S,
-            endpoint=endpoint,
-            cache_dir=cache,
-        )
+        # the download itself would wait for ever for a hub that takes connections and is silent
+        HfApi(endpoint=endpoint).model_info(model, revision=revision or None, timeout=answer_s)
     except RevisionNotFoundError as error:
         raise ConfigError(
             f"{missing}, and the hub's {model!r} has no revision {revision!r}: name another one, "
@@ -73,11 +73,23 @@ def fetch(name: str, *, endpoint: str | None = None, cache: Path | None = None) 
             f"{missing}, and the hub shows no such model to this user: correct the name, log in "
             f"with `hf auth login` where it is private or gated, or {_REMEDY}"
         ) from error
-    except LocalEntryNotFoundError as error:
+    except (HTTPError, OSError) as error:
+        found = cached(name, cache=cache)
+        if found is not None:
+            return found
         raise ConfigError(
-            f"{missing}, the hub cannot be reached ({error.__cause__ or error}) and the cache does "
-            f"not hold it: connect this machine, or {_REMEDY}"
+            f"{missing}, the hub cannot be reached ({error}) and the cache does not hold it: "
+            f"connect this machine, or {_REMEDY}"
         ) from error
+    try:
+        folder = snapshot_download(
+            model,
+            revision=revision or None,
+            allow_patterns=FILES,
+            etag_timeout=answer_s,
+            endpoint=endpoint,
+            cache_dir=cache,
+        )
     except (HTTPError, OSError, ValueError) as error:
         raise ConfigError(f"{missing}, and its download failed ({error}): {_REMEDY}") from error
     return Path(folder)

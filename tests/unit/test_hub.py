@@ -52,8 +52,13 @@ class Handler(BaseHTTPRequestHandler):
         path, hub_ = self.path.partition("?")[0], self.server
         assert isinstance(hub_, Hub)
         hub_.asked.append(path)
+        if path == "/api/models/org/name":
+            path += "/revision/main"
         if path.startswith("/api/models/org/name/revision/"):
-            commit = hub_.commits.get(path.rpartition("/")[2])
+            revision = path.rpartition("/")[2]
+            commit = hub_.commits.get(revision)
+            if revision in hub_.commits.values():
+                commit = revision
             if commit is None:
                 self.send(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
             else:
@@ -132,6 +137,15 @@ def test_an_unreachable_hub_is_named_with_the_way_out(tmp_path: Path) -> None:
     said = r"'org/name' is no folder here, the hub cannot be reached \(.+\).*give the folder"
     with pytest.raises(ConfigError, match=said):
         hub.fetch("org/name", endpoint=nobody(), cache=tmp_path)
+
+
+def test_a_hub_that_takes_connections_and_is_silent_is_given_up(tmp_path: Path) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(ConfigError, match=r"cannot be reached \(.*timed out.*\)"):
+            hub.fetch("org/name", endpoint=endpoint, cache=tmp_path, answer_s=0.2)
 
 
 def test_a_run_keeps_the_commit_that_it_began_with(server: Hub, tmp_path: Path) -> None:
