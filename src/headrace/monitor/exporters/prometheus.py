@@ -30,8 +30,8 @@ class Prometheus(Collector):
         Raises:
             ConfigError: the address cannot be listened on.
         """
-        # made whole by the learner's thread, so that a scrape never sees a half
-        self._state: list[Metric] = [_gauge("run_info", "Name of the run.", {run: 1.0}, "run")]
+        self._info = _gauge("run_info", "Name of the run.", {run: 1.0}, "run")
+        # replaced whole by the learner's thread, so that a scrape never sees a half
         self._progress: list[Metric] = []
         self._step: list[Metric] = []
         registry = CollectorRegistry()
@@ -46,7 +46,7 @@ class Prometheus(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """See `Collector`: called by a scrape, in its thread."""
-        yield from [*self._state, *self._progress, *self._step]
+        yield from [self._info, *self._progress, *self._step]
 
     def step(self, version: int, values: Mapping[str, float], at: float) -> None:
         """See `Exporter`."""
