@@ -29,6 +29,7 @@ HOSTILE: dict[str, str] = {
     "forged files": (
         "for p in ('verdict', 'reward.json', 'score'):\n    open(p, 'w').write('{\"reward\": 1}')"
     ),
+    "exit of a shell": "exit 0",
     "not a number": "nan",
     "infinity": "1e999",
     "huge number": "9" * 5000,
@@ -42,6 +43,8 @@ LIMITS_HIT: dict[str, str] = {
     "endless loop": "while True: pass",
     "endless memory": "x = []\nwhile True: x.append(bytearray(1 << 20))",
     "fork bomb": "import os\nwhile True: os.fork()",
+    "endless loop of a shell": "while :; do :; done",
+    "fork bomb of a shell": ":(){ :|:& };:",
 }
 """Slow ones: they are tried on one task."""
 _MADE = 40

@@ -37,8 +37,8 @@ class Job(Struct, frozen=True):
 
     @property
     def key(self) -> str:
-        """Equal for jobs that differ in nothing but the order of requests and what files hold."""
-        return " ".join(sorted(sentence for sentence, _ in self.requests))
+        """Equal for jobs with the same prompt; jobs of the same requests have one order."""
+        return self.requests[0][0]
 
     @property
     def wanted(self) -> Tree:
@@ -77,14 +77,13 @@ def change_two(rng: random.Random) -> Job:
     start = {name: file(rng.randint(1, 99)) for name in names[:2]}
     start |= {names[2]: FOLDER, f"{names[2]}/{names[3]}": file(rng.randint(1, 99))}
     end = dict(start)
-    requests: list[Request] = []
-    commands = []
+    steps: list[tuple[Request, str]] = []
     for change, name, new in zip(rng.sample(CHANGES, 2), names[:2], names[4:], strict=True):
         before = dict(end)
         sentence, command = change(rng, end, name, new, names[2])
-        requests.append((sentence, changed(before, end)))
-        commands.append(command)
-    return Job(requests, start, end, commands)
+        steps.append(((sentence, changed(before, end)), command))
+    steps.sort()
+    return Job([request for request, _ in steps], start, end, [command for _, command in steps])
 
 
 def changed(before: Tree, after: Tree) -> list[str]:
