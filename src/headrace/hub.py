@@ -13,15 +13,19 @@ from headrace.errors import ConfigError
 FILES = ["*.json", "*.jinja", "*.txt", "*.model", "model*.safetensors"]
 ANSWER_S = 10.0
 """Seconds within which the hub must answer a request."""
-_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[A-Za-z0-9][\w./-]*)?")
+_PART = r"[A-Za-z0-9](?:[\w.-]{0,94}\w)?"
+# with what the hub's client refuses of a name, and git of a revision
+_NAME = re.compile(
+    rf"(?!.*\.\.)(?![^@]*--)(?![^@]*\.git(?:@|$)){_PART}/{_PART}(@[A-Za-z0-9][\w./-]*)?", re.ASCII
+)
 _REMEDY = "give the folder of a Hugging Face model instead"
 
 
 def is_name(text: str) -> bool:
     """Whether a text can be the name of a model on the hub; a relative path of two parts can be.
 
-    >>> is_name("org/name@v1.0"), is_name("/models/name"), is_name("name")
-    (True, False, False)
+    >>> is_name("org/name@v1.0"), is_name("/models/name"), is_name("name"), is_name("org/a..b")
+    (True, False, False, False)
     """
     return _NAME.fullmatch(text) is not None
 

@@ -78,3 +78,13 @@ def test_a_run_folder_is_given_alone(tmp_path):
     folder, _ = a_run_folder(tmp_path)
     with pytest.raises(ConfigError, match="give it alone"):
         resolve([str(folder), a_file(tmp_path)])
+
+
+def test_a_setting_longer_than_a_file_name_is_a_setting(tmp_path):
+    name = 300 * "a"
+    assert resolve([f"model.path={name}"]).model.path == name
+
+
+def test_an_argument_longer_than_a_file_name_is_refused_like_any_other():
+    with pytest.raises(ConfigError, match="neither a TOML file, nor an existing run folder"):
+        resolve([300 * "a"])

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-import huggingface_hub  # noqa: F401  # before an engine sets the process offline
+import huggingface_hub  # before an engine sets the process offline
 import pytest
 
 from headrace import hub
@@ -175,6 +175,19 @@ def test_a_folder_that_exists_is_preferred_to_the_hub(tmp_path: Path, monkeypatc
 @pytest.mark.parametrize("text", ["/models/name", "name", "./org/name", "a/b/c", "org/name@", ""])
 def test_a_path_is_not_taken_for_a_name_on_the_hub(text: str) -> None:
     assert not hub.is_name(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["a/b--c", "a/b..c", "a/b.git", "a/b.", "é/b", "a/" + 97 * "b", "a/b@x/../y"]
+)
+def test_a_name_that_the_client_would_refuse_is_none(text: str) -> None:
+    assert not hub.is_name(text)
+
+
+@pytest.mark.parametrize("text", ["a/b", "Org-1/Name_2.5-B", "a/" + 96 * "b", "a/b@refs/pr/1--x"])
+def test_a_name_that_the_client_takes_is_one(text: str) -> None:
+    assert hub.is_name(text)
+    huggingface_hub.utils.validate_repo_id(text.partition("@")[0])
 
 
 def test_the_command_refuses_what_is_no_name(capsys: pytest.CaptureFixture[str]) -> None:

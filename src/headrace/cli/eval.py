@@ -1,6 +1,8 @@
 """`headrace eval`: what a model can do, with pass@k, as an actor of a run would sample it."""
 
 import argparse
+import os
+import re
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +14,8 @@ from headrace.errors import ConfigError, HeadraceError
 
 if TYPE_CHECKING:
     from headrace.actor.evaluate import Exam
+
+_LEVEL = re.compile(r"[0-9]{1,6}")
 
 HELP = f"""\
 Sample tasks with a model, judge them in the jail, and print pass@k with 95 % intervals.
@@ -101,9 +105,9 @@ def _find(text: str) -> tuple[Path, Path | None]:
     from headrace import hub
 
     path = Path(text)
-    if not path.exists() and hub.is_name(text):
+    if not os.path.exists(path) and hub.is_name(text):
         return hub.fetch(text), None
-    if not path.is_dir():
+    if not os.path.isdir(path):
         raise ConfigError(
             f"{text}: no such folder; give a Hugging Face model folder, a run folder, or the name "
             "of a model on the hub (org/name)"
@@ -154,7 +158,7 @@ def _exams(args: argparse.Namespace, config: Config) -> "list[Exam]":
     asked: dict[tuple[str, int], None] = {}
     for text in args.domain or levels:
         ident, colon, level = text.partition(":")
-        if colon and not level.isdecimal():
+        if colon and not _LEVEL.fullmatch(level):
             raise ConfigError(f"--domain {text}: the level must be a number")
         asked[ident, int(level) if colon else levels.get(ident, 0)] = None
     if not asked:

@@ -27,7 +27,7 @@ COMMANDS = {
     "skip": ("headrace.cli.skip", "pass over the batch of a coming step"),
     "replay": ("headrace.cli.replay", "form the batches again from the archived log"),
     "config": ("headrace.cli.config", "show a resolved configuration, or every key"),
-    "model": ("headrace.cli.model", "make a base model from a recipe"),
+    "model": ("headrace.cli.model", "make or download a base model"),
     "domain": ("headrace.cli.domain", "start a domain, list those there are, try one"),
     "doctor": ("headrace.cli.doctor", "check this machine, and what a run needs of it"),
     "sandbox": ("headrace.cli.sandbox", "prove what the sandbox isolates on this machine"),

@@ -1,6 +1,7 @@
 """How every command that works on a run is told which: files, a run folder, `key=value`."""
 
 import argparse
+import os
 from pathlib import Path
 
 from headrace.config import Config, Run, load
@@ -62,14 +63,15 @@ def _sort(items: list[str]) -> tuple[list[Path], list[Path], list[str]]:
     settings: list[str] = []
     for item in items:
         path = Path(item)
-        if path.is_dir():
-            if not (path / CONFIG_FILE).is_file():
+        # of `os.path`: a long setting is no name that a file system knows, and no error
+        if os.path.isdir(item):
+            if not os.path.isfile(path / CONFIG_FILE):
                 raise ConfigError(
                     f"{item}: not a run folder (it holds no {CONFIG_FILE}); "
                     "give the run's TOML file instead"
                 )
             folders.append(path)
-        elif path.suffix == ".toml" and ("=" not in item or path.is_file()):
+        elif path.suffix == ".toml" and ("=" not in item or os.path.isfile(item)):
             files.append(path)
         elif "=" in item:
             settings.append(item)
