@@ -24,8 +24,9 @@ browser:
 	@for name in chromium chromium-browser google-chrome; do command -v $$name >/dev/null && exit; done; \
 	[ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null || exit 0; \
 	echo "setup: installing chromium for the browser tests"; \
+	export DEBIAN_FRONTEND=noninteractive; \
 	{ apt-get -qq update && apt-get -qq install --yes --no-install-recommends chromium; } \
-	    >/dev/null 2>&1 || true
+	    </dev/null >/dev/null 2>&1 || true
 
 check: setup
 	$(BIN)/ruff check
