@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 from pathlib import Path
+from shlex import quote
 
 from headrace.errors import ConfigError, TaskError
 
@@ -75,10 +76,10 @@ def _new(args: argparse.Namespace) -> None:
         print(f"wrote {path}")
     print(
         "next:\n"
-        f"  pip install --no-build-isolation -e {folder}\n"
+        f"  pip install --no-build-isolation -e {quote(str(folder))}\n"
         f"  headrace domain show {args.id}\n"
         f"  headrace domain check {args.id}\n"
-        f"  headrace train {folder / 'run.toml'}"
+        f"  headrace train {quote(str(folder / 'run.toml'))}"
     )
 
 

@@ -11,7 +11,7 @@ from headrace.errors import ConfigError
 
 MODULE, CLASS = "my_domain", "MyDomain"
 """What the template calls itself."""
-_NAME = re.compile(r"[a-z][a-z0-9_]*")
+_NAME = re.compile(r"[a-z](?:[a-z0-9_]*[a-z0-9])?")
 
 
 def write_domain(name: str, folder: Path) -> list[Path]:
@@ -26,8 +26,14 @@ def write_domain(name: str, folder: Path) -> list[Path]:
             or cannot be written.
     """
     _check_name(name)
-    renamed = {MODULE: name, CLASS: "".join(map(str.capitalize, name.split("_")))}
     template = files("headrace.environments.template")
+    renamed = {MODULE: name, CLASS: "".join(map(str.capitalize, name.split("_")))}
+    words = re.findall(r"\w+", template.joinpath(f"{MODULE}.py").read_text(encoding="utf-8"))
+    if renamed[CLASS] in {*keyword.kwlist, *words} - {CLASS}:
+        raise ConfigError(
+            f"domain name {name!r} would make a class {renamed[CLASS]}, which its code needs for "
+            "something else; choose another"
+        )
     written = []
     try:
         folder.mkdir(parents=True)
@@ -51,8 +57,8 @@ def write_domain(name: str, folder: Path) -> list[Path]:
 def _check_name(name: str) -> None:
     if not _NAME.fullmatch(name) or keyword.iskeyword(name):
         raise ConfigError(
-            f"domain name {name!r} is no module name: use a-z, 0-9 and '_', starting with a "
-            "letter, and no Python keyword"
+            f"domain name {name!r} is no module name: use a-z, 0-9 and '_', a letter first "
+            "and no '_' last, and no Python keyword"
         )
     if name in domain_ids():
         raise ConfigError(f"domain {name!r} is registered already; choose another name")
