@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from headrace.cli.runargs import USAGE, resolve
@@ -31,15 +32,18 @@ def run(args: argparse.Namespace) -> int:
 
     config = resolve(args.items)
     path: Path = args.output or Path(config.run.dir) / "report.html"
-    if not path.parent.is_dir():
+    if args.output and not os.path.isdir(path.parent):
         raise ConfigError(f"--output {path}: the folder {path.parent} does not exist; make it")
+    if os.path.isdir(path):
+        raise ConfigError(f"--output {path} is a folder; name a file")
     page = asyncio.run(render(config))
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         aside.write_text(page, encoding="utf-8")
         aside.replace(path)
     except OSError as error:
-        aside.unlink(missing_ok=True)
+        with suppress(OSError):
+            aside.unlink(missing_ok=True)
         raise ConfigError(f"--output {path} cannot be written: {error.strerror}") from error
     print(path)
     return 0

@@ -61,17 +61,11 @@ def run(args: argparse.Namespace) -> int:
     """Run the command."""
     from headrace.report.samples import read_run
 
-    samples: dict[Slot, Sample] = {}
-
-    def keep(row: "Row", sample: "Sample") -> None:
-        if row.slot in slots:
-            samples[row.slot] = sample
-
     first, *others = args.items
     slots = {(int(m[1]), int(m[2])) for item in others if (m := _SLOT.fullmatch(item))}
     config = resolve([first, *(item for item in others if not _SLOT.fullmatch(item))])
     wanted = _filter(args, config)
-    history = asyncio.run(read_run(config, keep))
+    history = asyncio.run(read_run(config))
     rows = [row for row in history.rows if wanted.matches(row)]
     if slots:
         rows = [row for row in rows if row.slot in slots]
@@ -80,12 +74,8 @@ def run(args: argparse.Namespace) -> int:
     matching = len(rows)
     limit = args.limit if args.limit is not None else 0 if args.json or slots else _SHOWN
     rows = rows[-limit:] if limit else rows
-    if args.show and not slots:
-        # which samples are shown is known now: a second reading keeps those alone
-        slots = {row.slot for row in rows}
-        asyncio.run(read_run(config, keep))
     if args.show or slots:
-        _print_transcripts(config, rows, samples, as_json=args.json)
+        _print_transcripts(config, rows, as_json=args.json)
     elif args.json:
         for row in rows:
             print(json.dumps(_fields(row)))
@@ -117,10 +107,9 @@ def _filter(args: argparse.Namespace, config: Config) -> "Filter":
 
 
 def _count(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{text}: must be 0 or more")
-    return value
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} must be 0 or more, as a whole number")
+    return int(text)
 
 
 def _not_there(config: Config, history: "History", slot: "Slot") -> str:
@@ -191,23 +180,31 @@ def _version(row: "Row") -> str:
     return "-".join(str(version) for version in dict.fromkeys(row.versions)) or "-"
 
 
-def _print_transcripts(
-    config: Config, rows: "list[Row]", samples: "dict[Slot, Sample]", *, as_json: bool
-) -> None:
+def _print_transcripts(config: Config, rows: "list[Row]", *, as_json: bool) -> None:
+    """Read the run again and print what is wanted as it comes: none of it is held."""
     from headrace.broker.records import Trajectory
     from headrace.report.plain import render
+    from headrace.report.samples import read_run
     from headrace.report.transcript import Decoder, segments
+
+    # what became of a sample is known to these rows, and to a reading at its end alone
+    wanted = {row.slot: row for row in rows}
 
     decode = Decoder(config)
     if decode.note:
         print(decode.note, file=sys.stderr)
-    for row in rows:
-        sample = samples[row.slot]
+
+    def show(read: "Row", sample: "Sample") -> None:
+        row = wanted.get(read.slot)
+        if row is None:
+            return
         pieces = segments(sample, decode) if isinstance(sample, Trajectory) else []
         if as_json:
             print(json.dumps({**_fields(row), **_details(sample, pieces)}))
         else:
             print("\n".join(render(row, sample, pieces, _width())), end="\n\n")
+
+    asyncio.run(read_run(config, show))
 
 
 def _details(sample: "Sample", pieces: "list[Segment]") -> dict[str, Any]:

@@ -55,7 +55,14 @@ class Decoder:
         from tokenizers import Tokenizer
 
         tokenizer = Tokenizer.from_file(str(paths[0]))
-        self._decode = lambda ids: str(tokenizer.decode(ids, skip_special_tokens=False))
+
+        def text(ids: list[int]) -> str:
+            # the records of a run may hold ids that its learner refuses
+            if min(ids, default=0) < 0:
+                return _numbers(ids)
+            return str(tokenizer.decode(ids, skip_special_tokens=False))
+
+        self._decode = text
 
     def __call__(self, ids: Sequence[int]) -> str:
         """Text of token ids, special tokens included."""

@@ -106,12 +106,16 @@ def test_a_run_without_samples_gives_a_page_that_says_so(tmp_path, empty_broker)
     assert page.count("no data yet") == 12
 
 
-def test_what_the_user_got_wrong_is_named(capsys, written, tmp_path):
+def test_what_the_user_got_wrong_is_named(capsys, written, tmp_path, empty_broker):
+    url = f"broker.url={empty_broker}"
     wrong = {
         ("nowhere",): "nowhere: neither a TOML file, nor an existing run folder",
         (str(tmp_path),): "not a run folder (it holds no config.json)",
         (str(written), "--output", str(tmp_path / "a/b.html")): "a does not exist; make it",
-        (str(written), "--output", str(tmp_path)): "Is a directory",
+        (str(written), "--output", str(tmp_path)): "is a folder; name a file",
+        (str(written), "--output", ""): "is a folder; name a file",
+        (str(written), "--output", str(tmp_path / (250 * "a"))): "File name too long",
+        (f"run.dir={tmp_path}/absent", url): "has no run 'absent'",
     }
     for arguments, said in wrong.items():
         assert main(["report", *arguments]) == 2

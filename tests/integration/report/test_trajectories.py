@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from headrace.broker.connection import connected
-from headrace.broker.records import Issued, TaskRef
+from headrace.broker.records import Array, Issued, TaskRef, Trajectory, decode, encode
 from headrace.broker.runlog import RunLog
 from headrace.broker.server import bundled_server
 from headrace.broker.subjects import RunNames
@@ -202,6 +203,7 @@ def test_a_run_that_neither_its_folder_nor_a_broker_knows_is_refused(capsys, run
         (["--min-score", "high"], "invalid float value: 'high'"),
         (["--side", "jail"], "invalid choice: 'jail'"),
         (["--limit", "-1"], "must be 0 or more"),
+        (["--limit", "few"], "'few' must be 0 or more, as a whole number"),
         (["--success", "--failed"], "not allowed with"),
     ],
 )
@@ -234,6 +236,22 @@ def test_a_record_that_does_not_decode_is_shown_as_a_failed_sample(capsys, run_d
     asyncio.run(rewritten.flush())
     (row,) = listed(capsys, copy, "--kind", "corrupt_record")
     assert (row["sample"], row["side"], row["score"]) == ("8.0", "environment", None)
+
+
+def test_tokens_that_no_vocabulary_has_are_shown_as_numbers(capsys, run_dir, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(run_dir, copy, ignore=shutil.ignore_patterns("archive"))
+    rewritten = Archive(copy / "archive", "id")
+    for entry in archive.read(run_dir / "archive"):
+        data = entry.data
+        if entry.subject.endswith(".sample.8.0"):
+            sample = decode(data, Trajectory, where="8.0")
+            tokens = Array.of("int32", [-7, *sample.tokens.numpy().tolist()[1:]])
+            data = encode(replace(sample, tokens=tokens))
+        rewritten.add(type(entry)(entry.seq, entry.subject, data))
+    asyncio.run(rewritten.flush())
+    assert main(["trajectories", str(copy), "8.0"]) == 0
+    assert "\n│ -7 84 68 82 83 72 78 77 220 23\n" in capsys.readouterr().out
 
 
 @pytest.mark.nats
