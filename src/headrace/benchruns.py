@@ -19,14 +19,23 @@ class FinishedRun:
     rows: list[dict[str, float | None]]
     """Of `metrics.jsonl`, one a step."""
 
-    def samples_per_s(self, *, after: int) -> float:
-        """Trained samples a second between the steps `after` and the last one."""
+    def samples_per_s(self) -> float:
+        """Trained samples a second while the run is in balance.
+
+        As many steps as the window holds batches are left out at both ends: at first the window
+        fills, and at last nothing is issued any more and what it holds is trained.
+
+        Raises:
+            ValueError: no step is left.
+        """
         times = {int(row["step"] or 0): row["time"] or 0.0 for row in self.rows}
-        steps = max(times) - after
+        window = self.config.staleness.max_versions + 1
+        first, last = window, max(times) - window
+        if last <= first:
+            raise ValueError(f"{max(times)} steps are too few for a window of {window} batches")
         learner = self.config.learner
-        return (
-            steps * learner.batch_groups * learner.group_size / (times[max(times)] - times[after])
-        )
+        samples = (last - first) * learner.batch_groups * learner.group_size
+        return samples / (times[last] - times[first])
 
 
 def train(file: Path, overrides: list[str]) -> FinishedRun:
