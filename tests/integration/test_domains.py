@@ -16,7 +16,7 @@ from headrace.environments.domains.python_functions import (
     SECOND_ATTEMPT,
     PythonSession,
 )
-from headrace.environments.domains.waiting import MEDIAN_S, SIGMA
+from headrace.environments.domains.waiting import MEDIAN_S, SIGMA, SPEC, WaitingSession
 from headrace.environments.jailed import VERDICT_FD, Box
 from headrace.environments.protocol import (
     Domain,
@@ -420,3 +420,15 @@ async def test_a_waiting_episode_holds_a_jailed_process_for_as_long_as_its_seed_
     tool, _ = session.executions
     assert drawn <= tool.wall_s < drawn + 20
     assert tool.cpu_s < drawn
+
+
+async def test_a_wait_that_does_not_end_by_itself_is_the_environments_failure() -> None:
+    task = get_domain("waiting").task(0, split="train", level=0)
+    session = WaitingSession(await Box.open(SPEC), float("nan"), task)
+    with pytest.raises(EnvironmentFailure) as caught:
+        await session.step("a")
+    await session.close()
+    assert (caught.value.kind, caught.value.evidence) == (
+        "tool_error",
+        "the wait ended with nonzero_exit",
+    )

@@ -1,7 +1,8 @@
 """Parity behind a slow tool: every episode waits for seconds, and some for much longer.
 
 It exists to measure what asynchrony is for. The wait is time of a process in the jail, drawn from
-the session's seed, so that two runs of one seed wait equally long.
+the session's seed, so that two runs of one seed wait equally long. Where control groups hold its
+share of a core, the process needs about three seconds more to start.
 """
 
 import random
@@ -9,7 +10,7 @@ import random
 from headrace.environments.answer import AnswerSession
 from headrace.environments.domains.parity import SCORER, Parity, hint, question
 from headrace.environments.jailed import PYTHON, Box
-from headrace.environments.protocol import Observation, Session, Task
+from headrace.environments.protocol import EnvironmentFailure, Observation, Session, Task
 from headrace.sandbox.spec import Limits, SandboxSpec
 
 SPEC = SandboxSpec(toolchain="python", disk=1 << 20, files=16)
@@ -22,7 +23,7 @@ LONGEST_S = 30.0
 
 
 class Waiting(Parity):
-    """Parity behind a tool that takes 2 seconds in the median and up to 30."""
+    """Parity behind a tool that sleeps for 2 seconds in the median and for up to 30."""
 
     id = "waiting"
 
@@ -42,5 +43,7 @@ class WaitingSession(AnswerSession):
     async def step(self, action: str) -> Observation:
         """See `Session`."""
         program = f"import time; time.sleep({self._wait_s!r})"
-        await self._box.run("tool", [*PYTHON, program], stdin=b"", limits=LIMITS)
+        result = await self._box.run("tool", [*PYTHON, program], stdin=b"", limits=LIMITS)
+        if result.status != "ok":
+            raise EnvironmentFailure("tool_error", f"the wait ended with {result.status}")
         return await super().step(action)
