@@ -39,6 +39,11 @@ _BACKOFF_S = 0.5
 _INDEX = "model.safetensors.index.json"
 
 
+class _Index(msgspec.Struct):
+    weight_map: dict[str, str]
+    """File of each tensor."""
+
+
 @dataclass(frozen=True)
 class Exam:
     """Tasks 0 to `tasks` - 1 of one domain and level, each sampled `samples` times."""
@@ -108,12 +113,12 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     files = ["model.safetensors"]
     try:
         if (folder / _INDEX).is_file():
-            index = msgspec.json.decode((folder / _INDEX).read_bytes())
-            files = sorted(set(index["weight_map"].values()))
+            index = msgspec.json.decode((folder / _INDEX).read_bytes(), type=_Index)
+            files = sorted(set(index.weight_map.values()))
         tensors: dict[str, Tensor] = {}
         for name in files:
             tensors |= load_file(folder / name)
-    except (OSError, SafetensorError, msgspec.MsgspecError, KeyError) as error:
+    except (OSError, SafetensorError, msgspec.MsgspecError) as error:
         raise ConfigError(
             f"{folder}: no weights in safetensors can be read ({error}); name a Hugging Face "
             "model folder"

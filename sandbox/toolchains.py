@@ -152,13 +152,14 @@ def load(files: tuple[str, ...] = ()) -> dict[str, Toolchain]:
 def _extended(path: Path, name: str, table: Any, raw: dict[str, dict[str, Any]]) -> Any:
     if not isinstance(table, dict) or "extends" not in table:
         return table
-    own = {key: value for key, value in table.items() if key != "extends"}
-    if table["extends"] not in raw:
+    base = table["extends"]
+    parent = raw.get(base) if isinstance(base, str) else None
+    if not isinstance(parent, dict):
         raise SandboxError(
-            f"toolchains in {path}: {name!r} extends {table['extends']!r}, which is not defined "
-            "before it"
+            f"toolchains in {path}: {name!r} extends {base!r}, which is not defined before it"
         )
-    return {**raw[table["extends"]], **own}
+    own = {key: value for key, value in table.items() if key != "extends"}
+    return {**parent, **own}
 
 
 @cache

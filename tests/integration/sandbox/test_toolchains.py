@@ -103,6 +103,8 @@ def test_a_package_that_is_not_installed_is_named(tmp_path):
     ("text", "message"),
     [
         ('[x]\nextends = "cobol"\n', "'x' extends 'cobol', which is not defined before it"),
+        ('[x]\nextends = ["bash"]\n', r"'x' extends \['bash'\], which is not defined before it"),
+        ('x = 3\n[y]\nextends = "x"\n', "'y' extends 'x', which is not defined before it"),
         ("[python]\nmounts = []\npath = []\n", "'python' is defined already"),
         ("[x]\nmounts = []\n", "missing required field `path`"),
         ("[x]\nmounts = []\npath = []\nmount = 3\n", "unknown field `mount`"),

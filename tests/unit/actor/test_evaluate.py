@@ -1,13 +1,16 @@
 """Evaluation with a scripted engine; tests/integration/test_eval.py has the real one."""
 
+import pytest
+
 from headrace.actor.chat import ChatFormat
 from headrace.actor.engine import Generation
 from headrace.actor.episode import Limits
-from headrace.actor.evaluate import Conditions, Exam, evaluate
+from headrace.actor.evaluate import Conditions, Exam, evaluate, read_weights
 from headrace.actor.passrates import Sample
 from headrace.broker.records import Check, Span, Verdict
 from headrace.clock import SystemClock
 from headrace.environments.protocol import EnvironmentFailure, Message, Observation, Task
+from headrace.errors import ConfigError
 from headrace.models import ensure_model
 
 CONDITIONS = Conditions(
@@ -106,3 +109,12 @@ async def test_a_sample_has_the_same_seed_however_many_others_there_are(tmp_path
     await run(tmp_path, Flaky(failures=0), tasks=5, samples=3, engine=many)
     assert set(few.seeds) < set(many.seeds)
     assert len({seed for _, seed in many.seeds}) == 15
+
+
+@pytest.mark.parametrize(
+    "index", ["", "[]", "{}", '{"weight_map": ["a"]}', '{"weight_map": {"a": 1}}']
+)
+def test_an_index_that_names_no_files_is_refused_with_its_folder(tmp_path, index):
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(ConfigError, match=f"{tmp_path}: no weights in safetensors"):
+        read_weights(tmp_path)
