@@ -169,7 +169,8 @@ class Learner(Section, frozen=True, kw_only=True):
     """Loss and its parameters; `kind` is `truncated_is`, `decoupled_ppo`, `grpo`, `icepop`, `cispo`
     or `reinforce`."""
     step_weight: float = 0.0
-    """Share of the step scores in the advantage of a turn, 0 to 1; the rest is the final score."""
+    """Share of the step scores in the advantage of a turn, 0 to 1; the rest is the final score.
+    Final scores alone decide whether a group has a spread and is trained."""
     shuffle_scores: bool = False
     """Control experiment: permute the scores within each group, so that nothing can be learned."""
     lr: float = 1e-5
