@@ -137,6 +137,8 @@ def test_a_reader_that_goes_away_is_not_an_error():
 def test_every_key_and_the_resolved_configuration_are_shown(capsys):
     assert main(["config", "keys", "learner.steps"]) == 0
     assert "learner.steps: int = 10\n    Optimizer steps of the run." in capsys.readouterr().out
+    assert main(["config", "keys", "learner.stpes"]) == 2
+    assert "no key starts with 'learner.stpes'" in capsys.readouterr().err
     assert main(["config", "show", "learner.steps=77"]) == 0
     assert '"steps": 77' in capsys.readouterr().out
 

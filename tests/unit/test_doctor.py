@@ -246,13 +246,35 @@ def test_parameters_are_counted_from_the_headers(tiny: Path, tmp_path: Path) -> 
 
 def test_too_little_memory_or_disk_fails_with_the_numbers(tiny: Path, tmp_path: Path) -> None:
     given = config(f"model.path={tiny}", f"run.dir={tmp_path}/run", "actors.count=3")
-    found = the_only(resources.memory(given, available=1 << 30), FAILED)
+    found = the_only(resources.memory(given, free=1 << 30), FAILED)
     assert "1.0 GiB free for about" in found.found
     assert "3 x" in found.found
-    the_only(resources.memory(given, available=1 << 40), OK)
+    the_only(resources.memory(given, free=1 << 40), OK)
     found = the_only(resources.disk(given, usage=lambda path: 1 << 30), FAILED)
     assert "log 2.0 GiB" in found.found
     the_only(resources.disk(given, usage=lambda path: 1 << 40), OK)
+
+
+@pytest.mark.parametrize(
+    ("limit", "used", "cache"),
+    [
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
+    ],
+)
+def test_free_is_what_the_control_group_leaves_and_files_in_the_cache_give_way(
+    limit: str, used: str, cache: str, tmp_path: Path
+) -> None:
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal:  200 kB\nMemAvailable:  100 kB\nHugePages_Total:   0\n")
+    assert resources.available(meminfo, tmp_path) == 100 << 10
+    (tmp_path / limit).parent.mkdir(exist_ok=True)
+    for name, text in ((limit, "50000"), (used, "45000")):
+        (tmp_path / name).write_text(f"{text}\n")
+    (tmp_path / limit).with_name("memory.stat").write_text(f"anon 9\n{cache} 40000\n")
+    assert resources.available(meminfo, tmp_path) == 45000
+    (tmp_path / limit).write_text(f"{1 << 60}\n")
+    assert resources.available(meminfo, tmp_path) == 100 << 10
 
 
 def test_more_threads_than_cores_and_low_limits_are_warnings() -> None:

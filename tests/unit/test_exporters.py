@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shutil
 import struct
 import subprocess
 import sys
@@ -81,6 +82,23 @@ def test_tensorboard_gets_a_curve_for_each_metric(tmp_path):
         for value in event.summary.value
     ]
     assert points == [(1, 5.0, "loss/mean", 0.25), (2, 6.0, "loss/mean", 0.125)]
+
+
+def test_a_folder_that_cannot_be_made_stops_the_start_with_one_line(tmp_path):
+    (tmp_path / "tensorboard").touch()
+    with pytest.raises(ConfigError, match=r"tensorboard cannot be written .*tensorboard=false"):
+        Exporters.open(Monitor(), tmp_path, "run", "id")
+
+
+def test_a_tensorboard_folder_that_is_lost_is_logged_once_and_stops_nothing(tmp_path, caplog):
+    exporters = Exporters.open(Monitor(), tmp_path, "run", "id")
+    shutil.rmtree(tmp_path / "tensorboard")
+    for version in (1, 2, 3):
+        exporters.step(version, STEP, 0.0)
+    exporters.close()
+    (record,) = caplog.records
+    assert "TensorBoard gets no more metrics" in record.getMessage()
+    assert "its file cannot be written (No such file or directory)" in record.getMessage()
 
 
 def scrape(port):

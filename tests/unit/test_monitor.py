@@ -250,6 +250,24 @@ def test_a_half_written_last_row_is_left_out(tmp_path):
     assert read_rows(tmp_path / "nowhere") == []
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (b"\0\0", "not a row of numbers"),
+        (b'{"step":"a","time":1}', "not a row of numbers"),
+        (b'{"step":2}', "has no step and time"),
+    ],
+)
+def test_a_row_that_cannot_be_read_is_named_and_nothing_is_cut_off(tmp_path, line, said):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step":1,"time":2.0}\n' + line + b'\n{"step":3,"ti')
+    before = path.read_bytes()
+    for reader in (read_rows, MetricsWriter):
+        with pytest.raises(RecordError, match=rf"metrics\.jsonl: line 2 .*{said}|line 2 {said}"):
+            reader(tmp_path)
+    assert path.read_bytes() == before
+
+
 def test_the_time_left_follows_the_pace_of_the_steps_and_counts_down():
     clock = TurnedClock()
     left = TimeLeft(clock)

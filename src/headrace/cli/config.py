@@ -42,8 +42,10 @@ def run(args: argparse.Namespace) -> int:
             raise ConfigError("--markdown prints every key: leave the prefix away")
         print(markdown(), end="")
         return 0
-    for key in every_key():
-        if key.name.startswith(args.prefix):
-            default = f" = {key.default}" if key.default else ""
-            print(f"{key.name}: {key.type}{default}\n    {key.meaning}")
+    found = [key for key in every_key() if key.name.startswith(args.prefix)]
+    if not found:
+        raise ConfigError(f"no key starts with {args.prefix!r}; `headrace config keys` shows all")
+    for key in found:
+        default = f" = {key.default}" if key.default else ""
+        print(f"{key.name}: {key.type}{default}\n    {key.meaning}")
     return 0

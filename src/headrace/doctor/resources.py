@@ -51,9 +51,9 @@ def hidden_units(folder: Path) -> int:
     return int(config.get("num_hidden_layers", 0) * config.get("hidden_size", 0))
 
 
-def memory(config: Config | None, *, available: int | None = None) -> list[Finding]:
+def memory(config: Config | None, *, free: int | None = None) -> list[Finding]:
     """Free memory, against learner and actors of the run together."""
-    free = _available() if available is None else available
+    free = available() if free is None else free
     if config is None:
         return [ok("memory", f"{_gib(free)} free")]
     model = model_folder(config)
@@ -162,21 +162,25 @@ def shared_memory(size: int, *, gpu: bool) -> Finding:
     return ok("shared memory", found)
 
 
-def _available() -> int:
+def available(meminfo: Path = Path("/proc/meminfo"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
     """Bytes that may still be taken: of the machine, or of the control group that holds us."""
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    fields = {line.split(":")[0]: int(line.split()[1]) << 10 for line in lines}
-    free = fields["MemAvailable"]
-    for limit, used in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        (
-            "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-            "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-        ),
+    free = _fields(meminfo)["MemAvailable"] << 10
+    for limit, used, cache in (
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
     ):
-        if Path(limit).is_file() and (most := Path(limit).read_text().strip()) != "max":
-            free = min(free, int(most) - int(Path(used).read_text()))
+        file = cgroups / limit
+        if file.is_file() and (most := file.read_text().strip()) != "max":
+            # files that were read count as used, and give way to whoever needs their room
+            kept = _fields(file.with_name("memory.stat")).get(cache, 0)
+            free = min(free, int(most) - int((cgroups / used).read_text()) + kept)
     return free
+
+
+def _fields(path: Path) -> dict[str, int]:
+    """Lines of a name and a number, as the kernel writes them."""
+    lines = (line.split() for line in path.read_text().splitlines())
+    return {name.rstrip(":"): int(number) for name, number, *_ in lines}
 
 
 def _gib(size: int) -> str:

@@ -7,7 +7,7 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from headrace.errors import ExportError
+from headrace.errors import ConfigError, ExportError
 from headrace.monitor.progress import Progress
 
 FOLDER = "tensorboard"
@@ -19,7 +19,19 @@ class TensorBoard:
     name = "TensorBoard"
 
     def __init__(self, run_dir: Path) -> None:
-        self._events = EventFileWriter(str(run_dir / FOLDER))
+        """Begin a file of the run folder.
+
+        Raises:
+            ConfigError: it cannot be written.
+        """
+        folder = run_dir / FOLDER
+        try:
+            self._events = EventFileWriter(str(folder))
+        except OSError as error:
+            raise ConfigError(
+                f"monitor.tensorboard: {folder} cannot be written ({error.strerror}); make room "
+                "there, or set monitor.tensorboard=false"
+            ) from error
 
     def step(self, version: int, values: Mapping[str, float], at: float) -> None:
         """See `Exporter`."""
@@ -28,11 +40,18 @@ class TensorBoard:
             self._events.add_event(Event(wall_time=at, step=version, summary=Summary(value=curves)))
             self._events.flush()
         except OSError as error:
-            raise ExportError(f"its file cannot be written ({error.strerror})") from error
+            raise _lost(error) from error
 
     def progress(self, progress: Progress) -> None:
         """Shown by its curves alone."""
 
     def close(self) -> None:
         """See `Exporter`."""
-        self._events.close()
+        try:
+            self._events.close()
+        except OSError as error:
+            raise _lost(error) from error
+
+
+def _lost(error: OSError) -> ExportError:
+    return ExportError(f"its file cannot be written ({error.strerror})")
