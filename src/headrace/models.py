@@ -48,7 +48,9 @@ def base_model(config: Config, fetch: Callable[[str], Path] = hub.fetch) -> Path
     folder = fetch(name)
     note = Path(config.run.dir) / BASE_MODEL_FILE
     if not note.exists():
-        note.write_text(f"{name.partition('@')[0]}@{folder.name}\n")
+        aside = note.with_suffix(".tmp")
+        aside.write_text(f"{name.partition('@')[0]}@{folder.name}\n")
+        aside.replace(note)
     return folder
 
 

@@ -21,7 +21,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert main(["domain", "new", NAME, "--folder", str(work / NAME)]) == 0
     pip = [sys.executable, "-P", "-m", "pip", "--disable-pip-version-check", "-q", "install"]
     options = ["--no-deps", "--no-build-isolation", "--no-index", "--target", work / "target"]
-    subprocess.run([*pip, *options, work / NAME], check=True, timeout=300)
+    subprocess.run([*pip, *map(str, options), work / NAME], check=True, timeout=300)
     return work / NAME
 
 
@@ -57,7 +57,7 @@ def test_what_is_written_is_short_and_as_clean_as_the_project(package: Path) -> 
     assert not any("my_domain" in path.read_text() for path in files)
     rules = Path(__file__).resolve().parents[2] / "pyproject.toml"
     for action in (["check"], ["format", "--check"]):
-        command = [sys.executable, "-m", "ruff", *action, "--no-cache", "--config", rules]
+        command = [sys.executable, "-m", "ruff", *action, "--no-cache", "--config", str(rules)]
         done = subprocess.run([*command, *files[:2]], capture_output=True, text=True)
         assert done.returncode == 0, done.stdout
 

@@ -1,6 +1,6 @@
 """Charts side by side in one SVG file that stands alone, for documents."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 
 from markupsafe import Markup
@@ -15,7 +15,7 @@ svg { font: 13px system-ui, sans-serif; font-variant-numeric: tabular-nums; }
 """
 
 
-def panels(series: dict[str, Sequence[Series]], *, x: str, last: float) -> str:
+def panels(series: Mapping[str, Sequence[Series]], *, x: str, last: float) -> str:
     """One panel for each entry, with shares on a common axis from 0 to 100 % and one legend.
 
     Args:
