@@ -11,6 +11,7 @@ Messages are JSON objects on a SOCK_SEQPACKET pair; large contents travel as mem
 import array
 import contextlib
 import ctypes
+import itertools
 import json
 import math
 import os
@@ -80,6 +81,8 @@ class Keeper:
         self._jails: dict[str, Jail] = {}
         self._by_fd: dict[int, Jail] = {}
         self._trees: dict[str, str] = {}
+        # Never used again: a tree that could not be shown leaves its name behind.
+        self._numbers = itertools.count()
 
     def serve(self) -> None:
         """Answer requests until the owner is gone, then leave nothing behind."""
@@ -190,16 +193,15 @@ class Keeper:
     def _tree(self, source: str) -> str:
         # A jail's user may not be able to reach the source by its path on the host.
         if source not in self._trees:
-            path = f"{mounts.TREES}/{len(self._trees)}"
+            path = f"{mounts.TREES}/{next(self._numbers)}"
             mounts.bind(source, path)
             self._trees[source] = path
         return self._trees[source]
 
     def _file(self, content: int) -> str:
-        path = f"{mounts.TREES}/{len(self._trees)}"
+        path = f"{mounts.TREES}/{next(self._numbers)}"
         with open(path, "xb", opener=_for_all_to_read) as file:
             file.write(os.pread(content, os.fstat(content).st_size, 0))
-        self._trees[path] = path
         return path
 
     def _open(self, message: dict[str, Any]) -> int:

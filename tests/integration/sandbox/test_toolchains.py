@@ -133,3 +133,19 @@ def test_a_bad_toolchain_file_is_refused_by_name(tmp_path, text, message):
 def test_a_spec_that_this_host_cannot_serve_is_refused(spec, message):
     with pytest.raises(SandboxError, match=message):
         Sandbox(spec)
+
+
+async def test_a_tree_that_vanished_fails_its_own_session_and_none_after_it(tmp_path):
+    tmp_path.chmod(0o755)
+    gone, there = tmp_path / "gone", tmp_path / "there"
+    for folder in (gone, there):
+        folder.mkdir()
+        (folder / "file").write_text(folder.name)
+    late = Sandbox(SandboxSpec(trees=(Mount(source=str(gone), target="/x"),)))
+    (gone / "file").unlink()
+    gone.rmdir()
+    with pytest.raises(SandboxError, match="show .*gone to jails"):
+        await late.__aenter__()
+    async with Sandbox(SandboxSpec(trees=(Mount(source=str(there), target="/x"),))) as box:
+        result = await box.run(["python3", "-S", "-c", "print(open('/x/file').read())"])
+    assert result.stdout == b"there\n", result.stderr
