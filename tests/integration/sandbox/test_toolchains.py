@@ -144,7 +144,7 @@ async def test_a_tree_that_vanished_fails_its_own_session_and_none_after_it(tmp_
     late = Sandbox(SandboxSpec(trees=(Mount(source=str(gone), target="/x"),)))
     (gone / "file").unlink()
     gone.rmdir()
-    with pytest.raises(SandboxError, match="show .*gone to jails"):
+    with pytest.raises(SandboxError, match=r"show .*gone to jails"):
         await late.__aenter__()
     async with Sandbox(SandboxSpec(trees=(Mount(source=str(there), target="/x"),))) as box:
         result = await box.run(["python3", "-S", "-c", "print(open('/x/file').read())"])
