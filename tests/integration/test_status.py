@@ -43,6 +43,18 @@ async def test_the_outstanding_groups_are_shown(
     assert f"5 of at most {found['window']['limit']} outstanding" in shown
 
 
+async def test_what_a_process_says_of_itself_is_shown_as_text(
+    config: Config, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = await status._status(config)
+    process = dict.fromkeys(("role", "id", "pid", "status", "version", "held"), "")
+    said = "[/tmp/x] :boom: \x1b[2J"
+    found["processes"] = [process | {"detail": said, "alive_s": 1.0}]
+    status._show(found)
+    shown = "".join(capsys.readouterr().out.split())
+    assert "[/tmp/x]:boom:\\x1b[2J" in shown
+
+
 async def test_a_lost_answer_about_the_leases_is_asked_for_again(
     config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -90,7 +90,9 @@ async def evaluate_and_print(
     if args.json:
         print(msgspec.json.format(msgspec.json.encode(result), indent=2).decode())
     else:
-        console = Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH)
+        # names of domains and classes of failures are no markup
+        width = None if sys.stdout.isatty() else PLAIN_WIDTH
+        console = Console(width=width, markup=False, emoji=False)
         console.print(tables(result, ks), highlight=False)
     return 1 if any(not domain.judged for domain in result.domains) else 0
 

@@ -137,7 +137,10 @@ def _show(status: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console = Console()
+    from headrace.report.untrusted import word
+
+    # what processes say of themselves is text, whatever it holds
+    console = Console(markup=False, emoji=False)
     console.print(
         f"run {status['run']}: {status['phase']}, version {status['version']}, "
         f"lineage {status['lineage']}"
@@ -146,10 +149,10 @@ def _show(status: dict[str, Any]) -> None:
     for process in status["processes"]:
         text = process["status"] + (f": {process['detail']}" if process["detail"] else "")
         table.add_row(
-            process["role"],
-            process["id"],
+            word(process["role"]),
+            word(process["id"]),
             str(process["pid"]),
-            text,
+            word(text),
             str(process["version"]),
             str(len(process["held"])),
             f"{process['alive_s']:.0f} s",

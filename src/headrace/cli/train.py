@@ -49,7 +49,9 @@ def run(args: argparse.Namespace) -> int:
     run_dir = Path(config.run.dir)
     # before anything starts, so that a changed configuration costs nobody a minute
     runfolder.prepare(config)
-    console = Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH)
+    width = None if sys.stdout.isatty() else PLAIN_WIDTH
+    # what actors say of themselves is no markup
+    console = Console(width=width, markup=False, emoji=False)
     finished = read_summary(run_dir)
     if finished is not None:
         console.print(f"{run_dir}: the run is complete", highlight=False, markup=False)
