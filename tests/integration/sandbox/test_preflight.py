@@ -77,4 +77,13 @@ async def test_a_limit_that_does_not_hold_is_logged_and_named_in_every_result(
         async with Sandbox(SandboxSpec()) as box:
             result = await box.run(["/sbin/init", "-c", ":"])
         assert result.isolation.endswith(f"+seccomp without {broken.name}")
-    assert attacks == [broken.name]
+    assert attacks == [broken.name] * 2  # among all, and by itself
+
+
+def test_a_limit_that_holds_when_it_is_attacked_by_itself_holds(tmp_path, attacks, monkeypatch):
+    first, *rest = preflight.ATTACKS
+    outcomes = iter([False, True])
+    hurried = msgspec.structs.replace(first, held=lambda result: next(outcomes))
+    monkeypatch.setattr(preflight, "ATTACKS", [hurried, *rest])
+    assert prove(cache=tmp_path / "preflight.json").failed == []
+    assert attacks == [first.name, *(each.name for each in rest), first.name]
