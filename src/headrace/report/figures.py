@@ -5,8 +5,9 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from headrace.actor.passrates import interval
 from headrace.broker.records import Trajectory
-from headrace.monitor.progress import Rate, wilson
+from headrace.monitor.progress import Rate
 from headrace.report.samples import History, Row, Sample
 
 MOST_POINTS = 60
@@ -39,11 +40,21 @@ def bucket_width(last: int) -> int:
 
 
 def success_by_version(rows: Iterable[Row], width: int) -> list[Series]:
-    """Share of training samples that succeeded, by domain and the version that sampled them."""
+    """Share of training samples that succeeded, by domain and the version that sampled them.
+
+    Samples of one group are of one task, and alike: the interval rests on groups, not on samples.
+    """
 
     def point(x: float, chosen: list[Row]) -> Point:
-        ok = sum(row.success for row in chosen)
-        return Point(x, ok / len(chosen), *wilson(ok, len(chosen)))
+        groups: dict[int, list[float]] = defaultdict(list)
+        for row in chosen:
+            groups[row.group].append(float(row.success))
+        shares = [_mean(group) for group in groups.values()]
+        return Point(
+            x,
+            _mean([float(row.success) for row in chosen]),
+            *interval(shares, max(map(len, groups.values()))),
+        )
 
     return _by_version(rows, width, point)
 

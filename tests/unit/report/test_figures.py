@@ -47,6 +47,13 @@ def test_success_counts_judged_training_samples_by_the_newest_version_that_sampl
     assert figures.score_by_version(rows, 1)[0].points == [Point(0, 0.5), Point(1, 1.0)]
 
 
+def test_samples_of_one_group_are_alike_and_do_not_narrow_the_interval():
+    alike = [row(seq, group=seq // 8, score=float(seq // 8 % 2)) for seq in range(32)]
+    assert figures.success_by_version(alike, 1) == [
+        Series("d", [Point(0, 0.5, *wilson(2, 4))]),
+    ]
+
+
 def test_surprisal_is_a_mean_over_tokens_and_not_over_samples():
     rows = [row(1, sampled=1, surprisal=4.0), row(2, sampled=3, surprisal=0.0)]
     assert figures.surprisal_by_version(rows, 1)[0].points == [Point(0, 1.0)]
