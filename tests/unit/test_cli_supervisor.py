@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -15,9 +14,8 @@ from headrace.errors import ConfigError
 from headrace.monitor.placement import plan_cores, starts_broker
 from headrace.monitor.processes import Child, stop_all
 from headrace.monitor.supervisor import RestartBudget, Supervisor
+from tests.unit.processes import DEADLINE_S, POLL_S, alive, wait_until
 
-DEADLINE_S = 60.0
-POLL_S = 0.005
 FOREVER = "import signal; signal.pause()"
 DONE = "pass"
 
@@ -67,22 +65,6 @@ def outcome_of(supervisor, clock):
         time.sleep(POLL_S)
         clock.now = max([clock.now, *(post.due for post in supervisor.posts if post.due)])
     raise AssertionError("the supervisor saw no end")
-
-
-def wait_until(condition):
-    end = time.monotonic() + DEADLINE_S
-    while time.monotonic() < end:
-        if condition():
-            return
-        time.sleep(POLL_S)
-    raise AssertionError("the condition did not come true")
-
-
-def alive(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def test_the_run_ends_well_when_the_learner_does_and_leaves_no_process(tmp_path):

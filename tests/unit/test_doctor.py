@@ -1,5 +1,6 @@
 """Checks of `headrace doctor` on machines that lack something."""
 
+import asyncio
 import json
 import socket
 import sys
@@ -16,6 +17,7 @@ from headrace.doctor.runner import CHECKS, Check, run_checks
 from headrace.errors import BrokerError, SandboxError
 from headrace.models import ensure_model
 from headrace.sandbox.preflight import Preflight, Proof
+from tests.unit.processes import alive, wait_until
 
 
 def config(*settings: str) -> Config:
@@ -57,8 +59,18 @@ async def test_a_check_that_hangs_costs_its_own_line_alone_and_leaves_no_process
     assert states(found) == {"fine": OK, "hang": FAILED}
     assert found[0].check == "fine", "it is shown before the slow one ends"
     assert "did not end within 2 s" in found[1].found
-    state = Path(f"/proc/{note.read_text().strip()}/stat")
-    assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
+    assert not alive(int(note.read_text()))
+
+
+async def test_a_doctor_that_is_stopped_takes_its_checks_along(tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    hang = ["sh", "-c", f"sleep 600 & echo $! > {note}.new; mv {note}.new {note}; wait"]
+    checking = asyncio.ensure_future(run_commands(600.0, hang=hang))
+    await asyncio.to_thread(wait_until, note.exists)
+    checking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await checking
+    assert not alive(int(note.read_text()))
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """`headrace doctor`: whether this machine can do what headrace, or one run, needs of it."""
 
 import argparse
-import asyncio
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -35,8 +34,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Check everything; exit code 1 where something failed."""
     from headrace.doctor.runner import CHECKS
+    from headrace.process import run_until_stopped
 
-    found = asyncio.run(check_all(args.run, CHECKS, quiet=args.json))
+    found: list[Finding] = []
+
+    async def work() -> None:
+        found.extend(await check_all(args.run, CHECKS, quiet=args.json))
+
+    run_until_stopped(work())  # and no check's process stays behind, whatever ends this one
     if args.json:
         import msgspec
 
