@@ -23,6 +23,7 @@ import msgspec
 from headrace.broker.host_weights import HostWeights
 from headrace.broker.records import Span
 from headrace.errors import ConfigError, EngineError
+from headrace.precision import warn_if_slow
 
 _MIN_TEMPERATURE = 0.01  # vLLM silently samples at this where less is asked
 _BLOCK_SIZE = 32
@@ -122,6 +123,7 @@ class Engine:
             raise ConfigError("vLLM is not installed: pip install 'headrace[cpu]' or [gpu]")
         if not (model_dir / "config.json").is_file():
             raise ConfigError(f"model folder {model_dir} has no config.json")
+        await asyncio.to_thread(warn_if_slow, dtype)
         sockets = tempfile.mkdtemp(prefix="headrace-engine-")
         os.environ.update(_environment(threads, start_s, sockets))
         try:

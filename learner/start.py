@@ -38,6 +38,7 @@ from headrace.learner.report import Report
 from headrace.learner.trainer import Trainer
 from headrace.models import base_model
 from headrace.monitor.exporters.base import Exporters
+from headrace.precision import warn_if_slow
 from headrace.process import lease, leased, new_ident
 from headrace.runfolder import refuse_difference
 
@@ -185,6 +186,7 @@ async def _load(
         folder, make = (newest, Trainer.restore) if newest else (base, Trainer.load)
         logger.info("loading %s", folder)
         temperature, dtype = config.sampling.temperature, config.model.dtype
+        warn_if_slow(dtype)
         return make(folder, config.learner, temperature=temperature, dtype=dtype)
 
     try:

@@ -313,6 +313,16 @@ def test_a_driver_without_a_torch_that_uses_it_is_a_failure(tmp_path: Path) -> N
     assert "nvidia-smi" in the_only(devices.gpus(None, driver=driver), FAILED).remedy
 
 
+def test_a_dtype_that_is_only_emulated_is_warned_of_where_a_run_wants_it() -> None:
+    narrow, wide = config("model.dtype=bfloat16"), config("model.dtype=float32")
+    found = the_only(devices.precision(narrow, slowdown=lambda dtype: 98.7), WARNING)
+    assert "bfloat16 take 99 times" in found.found
+    assert "float32" in found.remedy
+    the_only(devices.precision(narrow, slowdown=lambda dtype: 1.4), OK)
+    the_only(devices.precision(None, slowdown=lambda dtype: 98.7), OK)
+    the_only(devices.precision(wide), OK)
+
+
 def test_a_remedy_stands_below_its_line() -> None:
     finding = Finding(check="x", state=FAILED, found="broken", remedy="`mend`")
     first, second = line(finding, colour=False).splitlines()

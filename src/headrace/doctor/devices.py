@@ -1,16 +1,19 @@
-"""GPUs, and the collective operations over which weights are broadcast."""
+"""GPUs, the speed of the run's dtype, and the collective operations over which weights are broadcast."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from headrace.config import Config
-from headrace.doctor.findings import Finding, failed, not_needed, ok
+from headrace.doctor.findings import Finding, failed, not_needed, ok, warning
+from headrace.precision import TOO_SLOW, slowdown
 
 _DRIVER = Path("/dev/nvidiactl")
+Slowdown = Callable[[str], float]
 
 
 def devices(config: Config | None) -> list[Finding]:
-    """Both checks, since importing torch takes most of their time."""
-    return [*gpus(config), *collectives(config)]
+    """All three checks, since importing torch takes most of their time."""
+    return [*gpus(config), *precision(config), *collectives(config)]
 
 
 def gpus(_config: Config | None, *, driver: Path = _DRIVER) -> list[Finding]:
@@ -30,6 +33,19 @@ def gpus(_config: Config | None, *, driver: Path = _DRIVER) -> list[Finding]:
             )
         ]
     return [not_needed("GPU", "none; everything runs on the CPU")]
+
+
+def precision(config: Config | None, *, slowdown: Slowdown = slowdown) -> list[Finding]:
+    """Whether the machine computes in the run's dtype, or only emulates it."""
+    dtype = config.model.dtype if config is not None else "bfloat16"
+    times = slowdown(dtype)
+    found = f"products in {dtype} take {times:.2g} times as long as in float32"
+    if times <= TOO_SLOW:
+        return [ok("precision", found)]
+    remedy = '`headrace train RUN.toml model.dtype="float32"`'
+    if config is None:
+        return [ok("precision", found, remedy)]
+    return [warning("precision", found, remedy)]
 
 
 def collectives(_config: Config | None) -> list[Finding]:
