@@ -149,11 +149,7 @@ async def run_episode(
         TaskError: the prompt leaves no room for an answer.
     """
     prompt = chat.prompt(task.messages)
-    if len(prompt) >= limits.max_model_len:
-        raise TaskError(
-            f"task {task.domain}/{task.level}/{task.split}/{task.index} has a prompt of "
-            f"{len(prompt)} tokens: raise actors.max_model_len above {limits.max_model_len}"
-        )
+    check_room(prompt, task, limits)
     episode = _Episode(engine, chat, task, seed, temperature, limits, request_id, clock, prompt)
     begun = clock.monotonic()
     try:
@@ -186,6 +182,19 @@ async def run_episode(
         executions=executions,
         wall_s=clock.monotonic() - begun,
     )
+
+
+def check_room(prompt: list[int], task: Task, limits: Limits) -> None:
+    """Refuse a prompt that leaves no room for an answer.
+
+    Raises:
+        TaskError: it is as long as the longest episode.
+    """
+    if len(prompt) >= limits.max_model_len:
+        raise TaskError(
+            f"task {task.domain}/{task.level}/{task.split}/{task.index} has a prompt of "
+            f"{len(prompt)} tokens: raise actors.max_model_len above {limits.max_model_len}"
+        )
 
 
 class _Episode:

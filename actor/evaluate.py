@@ -11,7 +11,7 @@ same seeds per turn. Environment failures are retried as there and never charged
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ from transformers import AutoTokenizer
 
 from headrace.actor.chat import ChatFormat
 from headrace.actor.engine import Engine
-from headrace.actor.episode import EpisodeResult, Generator, Limits, run_episode
+from headrace.actor.episode import EpisodeResult, Generator, Limits, check_room, run_episode
 from headrace.actor.passrates import Sample
 from headrace.broker.host_weights import DTYPES, HostWeights
 from headrace.broker.records import ROLE_PROMPT, ROLE_SAMPLED
@@ -162,7 +162,17 @@ async def evaluate(
         EngineError: the engine failed.
         TaskError: a prompt leaves no room for an answer.
     """
-    asked = _samples(exams)
+    drawn = [
+        (exam, exam.domain.task(index, split=exam.split, level=exam.level))
+        for exam in exams
+        for index in range(exam.tasks)
+    ]
+    for _, task in drawn:
+        # before the first sample: in the middle it would lose the others
+        check_room(chat.prompt(task.messages), task, conditions.limits)
+    asked = enumerate(
+        (exam, task, number) for exam, task in drawn for number in range(exam.samples)
+    )
     done: dict[int, Sample] = {}
 
     async def work() -> None:
@@ -178,17 +188,6 @@ async def evaluate(
     except BaseExceptionGroup as group:
         raise first_error(group) from group
     return [done[position] for position in sorted(done)]
-
-
-def _samples(exams: Sequence[Exam]) -> Iterator[tuple[int, tuple[Exam, Task, int]]]:
-    def every() -> Iterator[tuple[Exam, Task, int]]:
-        for exam in exams:
-            for index in range(exam.tasks):
-                task = exam.domain.task(index, split=exam.split, level=exam.level)
-                for number in range(exam.samples):
-                    yield exam, task, number
-
-    return enumerate(every())
 
 
 async def _sample(

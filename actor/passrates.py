@@ -180,7 +180,7 @@ def _pass_rate(tasks: Sequence[Sequence[Sample]], k: int) -> PassRate | None:
     if not enough:
         return None
     values = [pass_at_k(len(task), sum(s.success for s in task), k) for task in enough]
-    low, high = interval(values, max(len(task) for task in enough) // k)
+    low, high = interval(values, min(len(task) for task in enough) // k)
     return PassRate(k=k, mean=_mean(values), low=low, high=high)
 
 

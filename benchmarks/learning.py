@@ -96,12 +96,12 @@ def stored() -> list[Run]:
     runs = {}
     for line in ROWS.read_text().splitlines():
         data = json.loads(line)
-        rates = [
+        before, after = (
             {domain: Rate(n=n, ok=ok) for domain, (ok, n) in data[when].items()}
             for when in ("before", "after")
-        ]
+        )
         curves = {d: [(s, v) for s, v in points] for d, points in data["curves"].items()}
-        runs[data["arm"], data["seed"]] = Run(data["arm"], data["seed"], *rates, curves)
+        runs[data["arm"], data["seed"]] = Run(data["arm"], data["seed"], before, after, curves)
     return [runs[key] for key in sorted(runs, key=lambda key: (list(ARMS).index(key[0]), key[1]))]
 
 

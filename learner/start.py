@@ -220,7 +220,11 @@ async def _attached(
         Exporters.open, config.monitor, run_dir, names.run, run.log.identity
     )
     # last, so that a start that fails leaves a learner that runs alone
-    lineage = await run.state.raise_lineage()
+    try:
+        lineage = await run.state.raise_lineage()
+    except BaseException:
+        exporters.close()
+        raise
     machine = Machine(first, state.snapshot if state else None)
     report = Report(
         run_dir,

@@ -38,12 +38,12 @@ class FinishedRun:
         return samples / (times[last] - times[first])
 
 
-def train(file: Path, overrides: list[str]) -> FinishedRun:
+def train(file: Path, overrides: list[str], *, deadline_s: float = 7200.0) -> FinishedRun:
     """Run, or go on with, what a file and overrides describe; what it prints goes to a file.
 
     Raises:
         ConfigError: the configuration is wrong.
-        SystemExit: the run failed.
+        SystemExit: the run failed, or took longer than `deadline_s`.
     """
     config = load([file], overrides)
     folder = Path(config.run.dir)
@@ -51,7 +51,12 @@ def train(file: Path, overrides: list[str]) -> FinishedRun:
     printed = folder / "train.out"
     with printed.open("ab") as sink:
         command = headrace_command("train", str(file), *overrides)
-        code = subprocess.run(command, stdout=sink, stderr=sink, check=False).returncode
+        try:
+            code = subprocess.run(
+                command, stdout=sink, stderr=sink, check=False, timeout=deadline_s
+            ).returncode
+        except subprocess.TimeoutExpired as error:
+            raise SystemExit(f"{folder}: the run took over {deadline_s:g} s") from error
     summary = read_summary(folder)
     if code or summary is None:
         last = printed.read_text(errors="replace").strip().rpartition("\n")[2]

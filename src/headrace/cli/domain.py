@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the command; the exit code.
 
     Raises:
-        ConfigError: no or an unknown domain or level, or fewer than two tasks.
+        ConfigError: no or an unknown domain or level, or too few tasks.
         TaskError: the domain does not judge as it should.
     """
     from headrace.environments.registry import get_domain
@@ -45,8 +45,9 @@ def run(args: argparse.Namespace) -> int:
     if args.level is not None and not 0 <= args.level < domain.levels:
         raise ConfigError(f"domain {args.id} has levels 0 to {domain.levels - 1}, not {args.level}")
     # with a single task a lucky answer cannot be told from a hole
-    if args.tasks < 2:
-        raise ConfigError(f"--tasks must be at least 2, got {args.tasks}")
+    least = 2 if args.action == "check" else 1
+    if args.tasks < least:
+        raise ConfigError(f"--tasks must be at least {least}, got {args.tasks}")
     levels = list(range(domain.levels)) if args.level is None else [args.level]
     if args.action == "show":
         _show(args.id, levels, args.tasks)
@@ -97,8 +98,10 @@ def _show(ident: str, levels: list[int], tasks: int) -> None:
 async def _check(ident: str, levels: list[int], tasks: int) -> None:
     from headrace.environments.check import check_domain
     from headrace.environments.registry import get_domain
+    from headrace.sandbox.preflight import proven
 
     domain = get_domain(ident)
+    await proven()  # a fork bomb is about to run
     problems: list[str] = []
     for level in levels:
         report = await check_domain(domain, level=level, tasks=tasks)

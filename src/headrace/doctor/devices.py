@@ -1,4 +1,4 @@
-"""GPUs, the speed of the run's dtype, and the collective operations over which weights are broadcast."""
+"""GPUs, the speed of the run's dtype, and the collectives that broadcast weights."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -2,7 +2,7 @@
 
 It exists to measure what asynchrony is for. The wait is time of a process in the jail, drawn from
 the session's seed, so that two runs of one seed wait equally long. Where control groups hold its
-share of a core, the process needs about three seconds more to start.
+share of a core, the process needs about a second more to start.
 """
 
 import random
@@ -14,7 +14,7 @@ from headrace.environments.protocol import EnvironmentFailure, Observation, Sess
 from headrace.sandbox.spec import Limits, SandboxSpec
 
 SPEC = SandboxSpec(toolchain="python", disk=1 << 20, files=16)
-LIMITS = Limits(wall_s=60.0, memory=32 << 20, processes=4, cpus=0.01)
+LIMITS = Limits(wall_s=60.0, memory=32 << 20, processes=4, cpus=0.02)
 """A small share of a core: a process that waits keeps nobody else from running."""
 MEDIAN_S = 2.0
 SIGMA = 1.0
