@@ -93,6 +93,7 @@ def test_a_command_gives_its_own_exit_code(monkeypatch):
         (BrokerError("no broker\n  at h:1"), 1, "no broker at h:1"),
         (ExceptionGroup("tasks", [BrokerError("lost"), ConfigError("x")]), 1, "lost"),
         (OSError(errno.ENOSPC, "No space left on device", "/r/log"), 1, "/r/log: No space left"),
+        (OSError(errno.EACCES, "Permission denied", "/r/log"), 1, "/r/log: Permission denied"),
     ],
 )
 def test_an_expected_error_is_one_line_and_its_exit_code(monkeypatch, capsys, error, code, line):
@@ -132,6 +133,17 @@ def test_a_reader_that_goes_away_is_not_an_error():
     )
     assert done.stderr == ""
     assert done.stdout.startswith("run.dir")
+
+
+@pytest.mark.parametrize("name", [b"r\xc3\xa9sum\xc3\xa9", b"r\xe9sum\xe9"])
+def test_a_name_that_the_terminal_cannot_show_is_written_out(tmp_path, name):
+    done = subprocess.run(
+        [*HEADRACE, "domain", "new", "rhymes", "--folder", name],
+        capture_output=True, text=True, cwd=tmp_path, env={"PYTHONIOENCODING": "ascii"},
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "wrote r\\" in done.stdout
 
 
 def test_every_key_and_the_resolved_configuration_are_shown(capsys):

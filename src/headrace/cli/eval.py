@@ -112,12 +112,12 @@ def _find(text: str) -> tuple[Path, Path | None]:
             f"{text}: no such folder; give a Hugging Face model folder, a run folder, or the name "
             "of a model on the hub (org/name)"
         )
-    if (path / "checkpoints").is_dir():
+    if os.path.isdir(path / "checkpoints"):
         saved = sorted((path / "checkpoints").glob("step-[0-9]*[0-9]"))
         if not saved:
             raise ConfigError(f"{text}: this run has no checkpoint yet; give a model folder")
         return saved[-1], path
-    if not (path / "config.json").is_file():
+    if not os.path.isfile(path / "config.json"):
         raise ConfigError(f"{text}: not a model (it has no config.json): give a model folder")
     owner = path.resolve().parent.parent
     named = path.resolve().parent.name == "checkpoints" and (owner / runargs.CONFIG_FILE).is_file()

@@ -8,6 +8,7 @@ import argparse
 import difflib
 import errno
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -38,6 +39,9 @@ COMMANDS = {
 PURPOSE = "Reinforcement-learning post-training of language models on tasks executed for real."
 INTERRUPTED = 130
 BROKEN_PIPE = 141
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+_REFUSED = {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG}
+"""What a file system says of a name that a user gave."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -51,6 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         on one line), or 130 after Ctrl-C.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # what the terminal's encoding lacks is written out, as on standard error
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         return _dispatch(arguments)
     except KeyboardInterrupt:
@@ -67,7 +74,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
     except OSError as error:
-        if error.errno not in {errno.ENOSPC, errno.EDQUOT}:
+        if error.errno in _REFUSED and error.filename:
+            return report(HeadraceError(f"{error.filename}: {error.strerror}"))
+        if error.errno not in _FULL:
             raise
         return report(
             HeadraceError(
