@@ -16,7 +16,8 @@ from headrace.report.figures import Point, Series
 COLOURS = 8
 """Classes `c0` to `c7` of the style sheet."""
 
-_WIDTH, _HEIGHT = 480, 230
+WIDTH, HEIGHT = 480, 230
+"""Of a chart, in units of its own."""
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 12, 10, 38
 _WIDEST_BAR = 56.0
 _MOST_DOTS, _MOST_BANDS = 40, 4
@@ -54,6 +55,9 @@ class Axis:
         """Where a value lies between two coordinates."""
         share = (value - self.low) / (self.high - self.low)
         return start + min(max(share, 0.0), 1.0) * (end - start)
+
+
+SHARES = Axis(0.0, 1.0, [0.0, 0.25, 0.5, 0.75, 1.0])
 
 
 def lines(
@@ -105,7 +109,7 @@ def bars(shares: dict[int, float], *, x: str) -> Markup:
         return Markup("")
     y = Axis.over([0.0, 1.1 * max(shares.values())], count=4)  # room for the highest label
     slots = range(max(shares) + 1)
-    wide = (_WIDTH - _LEFT - _RIGHT) / len(slots)
+    wide = (WIDTH - _LEFT - _RIGHT) / len(slots)
     body = [_horizontal_lines(y, "%")]
     for slot in slots:
         share = shares.get(slot, 0.0)
@@ -170,13 +174,13 @@ def shown(value: float, unit: str = "") -> str:
 
 
 def _bottom() -> int:
-    return _HEIGHT - _BOTTOM
+    return HEIGHT - _BOTTOM
 
 
 def _svg(body: Sequence[Markup], label: Markup | str) -> Markup:
     return Markup(
         '<svg class="chart" viewBox="0 0 {} {}" role="img" aria-label="{}">{}</svg>'
-    ).format(_WIDTH, _HEIGHT, label, Markup("").join(body))
+    ).format(WIDTH, HEIGHT, label, Markup("").join(body))
 
 
 def _whole_ticks(last: float) -> list[float]:
@@ -186,7 +190,7 @@ def _whole_ticks(last: float) -> list[float]:
 def _grid(horizontal: Axis, vertical: Axis, x: str, unit: str) -> Markup:
     marks = [
         Markup('<text class="tick middle" x="{:.1f}" y="{}">{}</text>').format(
-            horizontal.place(tick, _LEFT, _WIDTH - _RIGHT), _bottom() + 15, shown(tick)
+            horizontal.place(tick, _LEFT, WIDTH - _RIGHT), _bottom() + 15, shown(tick)
         )
         for tick in horizontal.ticks
     ]
@@ -199,7 +203,7 @@ def _horizontal_lines(y: Axis, unit: str) -> Markup:
             '<line class="gridline" x1="{}" x2="{}" y1="{y:.1f}" y2="{y:.1f}"/>'
             '<text class="tick end" x="{}" y="{text:.1f}">{}</text>'
         ).format(
-            _LEFT, _WIDTH - _RIGHT, _LEFT - 6,
+            _LEFT, WIDTH - _RIGHT, _LEFT - 6,
             f"{100 * tick:.3g} %" if unit == "%" else shown(tick),
             y=y.place(tick, _bottom(), _TOP), text=y.place(tick, _bottom(), _TOP) + 4,
         )
@@ -210,12 +214,12 @@ def _horizontal_lines(y: Axis, unit: str) -> Markup:
 
 def _axis_name(x: str) -> Markup:
     return Markup('<text class="axis middle" x="{}" y="{}">{}</text>').format(
-        (_LEFT + _WIDTH - _RIGHT) / 2, _HEIGHT - 5, x
+        (_LEFT + WIDTH - _RIGHT) / 2, HEIGHT - 5, x
     )
 
 
 def _xy(point: Point, value: float, horizontal: Axis, y: Axis) -> str:
-    left = horizontal.place(point.x, _LEFT, _WIDTH - _RIGHT)
+    left = horizontal.place(point.x, _LEFT, WIDTH - _RIGHT)
     return f"{left:.1f},{y.place(value, _bottom(), _TOP):.1f}"
 
 
@@ -271,7 +275,7 @@ def _hits(series: Sequence[Series], horizontal: Axis, x: str, unit: str) -> Mark
             text = f"{one.name}{held_out}: {shown(point.y, unit)}{span}"
             texts.setdefault(point.x, []).append(text)
     places = sorted(texts)
-    left_edge, right_edge = float(_LEFT), float(_WIDTH - _RIGHT)
+    left_edge, right_edge = float(_LEFT), float(WIDTH - _RIGHT)
     at = [horizontal.place(place, left_edge, right_edge) for place in places]
     edges = [left_edge, *((a + b) / 2 for a, b in pairwise(at)), right_edge]
     columns = [

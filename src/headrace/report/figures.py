@@ -53,7 +53,7 @@ def success_by_version(rows: Iterable[Row], width: int) -> list[Series]:
         return Point(
             x,
             _mean([float(row.success) for row in chosen]),
-            *interval(shares, max(map(len, groups.values()))),
+            *interval(shares, len(chosen) // len(groups)),
         )
 
     return _by_version(rows, width, point)

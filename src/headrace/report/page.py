@@ -23,7 +23,7 @@ from headrace.monitor.display import duration
 from headrace.monitor.metrics import read_rows
 from headrace.monitor.progress import Progress, Summary, read_progress, read_summary
 from headrace.report import charts, figures
-from headrace.report.charts import Axis
+from headrace.report.charts import SHARES
 from headrace.report.figures import Picked, Series
 from headrace.report.samples import History, read_run
 from headrace.report.transcript import Decoder, segments
@@ -32,7 +32,6 @@ from headrace.report.untrusted import visible, word
 _HERE = Path(__file__).parent
 _EACH = 2
 _MOST_CHARACTERS = 20_000
-_SHARES = Axis(0.0, 1.0, [0.0, 0.25, 0.5, 0.75, 1.0])
 
 
 @dataclass(frozen=True)
@@ -176,9 +175,9 @@ def _charts(history: History, metrics: figures.Metrics, last: int) -> list[Chart
     sampled = "policy version"
     return [
         _chart("Success in training", "share of all training samples, with 95 % intervals; squares "
-               "are held-out tasks", [*success, *held_out], last, x=sampled, unit="%", y=_SHARES),
+               "are held-out tasks", [*success, *held_out], last, x=sampled, unit="%", y=SHARES),
         _chart("Mean score", "reward of all training samples",
-               figures.score_by_version(rows, width), last, x=sampled, y=_SHARES),
+               figures.score_by_version(rows, width), last, x=sampled, y=SHARES),
         _chart("Entropy of the learner", "mean over the trained tokens, nats",
                [figures.metric(metrics, "entropy", "entropy")], last, zero=True),
         _chart("Surprisal of the sampler", "mean negative log-probability of sampled tokens, nats; "
@@ -195,7 +194,7 @@ def _charts(history: History, metrics: figures.Metrics, last: int) -> list[Chart
         _chart("Sampler and learner: KL", "KL(sampler‖learner), nats a token",
                [figures.metric(metrics, "kl", "kl")], last, zero=True),
         _chart("Effective sample size", "share of the trained tokens, of the importance ratios",
-               [figures.metric(metrics, "ess", "ess")], last, unit="%", y=_SHARES),
+               [figures.metric(metrics, "ess", "ess")], last, unit="%", y=SHARES),
         _chart("Truncated ratios", "share of the trained tokens that the loss truncated or clipped",
                [figures.metric(metrics, "truncated_fraction", "truncated")], last, unit="%",
                zero=True),

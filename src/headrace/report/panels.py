@@ -8,7 +8,7 @@ from markupsafe import Markup
 from headrace.report import charts
 from headrace.report.figures import Series
 
-_WIDTH, _HEIGHT, _TITLE, _GAP, _LEGEND = 480, 230, 26, 20, 34
+_TITLE, _GAP, _LEGEND = 26, 20, 34
 _STYLE = """
 svg { font: 13px system-ui, sans-serif; font-variant-numeric: tabular-nums; }
 .title { fill: var(--ink); font-weight: 600; } .entry { fill: var(--ink); }
@@ -23,15 +23,14 @@ def panels(series: Mapping[str, Sequence[Series]], *, x: str, last: float) -> st
         x: what the horizontal axis counts.
         last: its right end.
     """
-    width = len(series) * (_WIDTH + _GAP) - _GAP
-    height = _TITLE + _HEIGHT + _LEGEND
-    share = charts.Axis(0.0, 1.0, [0.0, 0.25, 0.5, 0.75, 1.0])
+    width = len(series) * (charts.WIDTH + _GAP) - _GAP
+    height = _TITLE + charts.HEIGHT + _LEGEND
     body = []
     for number, (title, curves) in enumerate(series.items()):
-        left = number * (_WIDTH + _GAP)
-        chart = charts.lines(curves, x=x, last=last, unit="%", y=share)
+        left = number * (charts.WIDTH + _GAP)
+        chart = charts.lines(curves, x=x, last=last, unit="%", y=charts.SHARES)
         place = Markup('<svg x="{}" y="{}" width="{}" height="{}" ').format(
-            left, _TITLE, _WIDTH, _HEIGHT
+            left, _TITLE, charts.WIDTH, charts.HEIGHT
         )
         body.append(Markup('<text class="title" x="{}" y="17">{}</text>').format(left + 52, title))
         body.append(Markup(chart.replace("<svg ", place, 1)))
