@@ -31,6 +31,7 @@ def test_show_prints_tasks_with_their_oracle(capsys: pytest.CaptureFixture[str])
         (["check"], "needs the identifier of a domain"),
         (["check", "parity", "--level", "3"], "levels 0 to 0"),
         (["check", "parity", "--tasks", "1"], "--tasks must be at least 2"),
+        (["show", "parity", "--tasks", "0"], "--tasks must be at least 1"),
     ],
 )
 def test_a_wrong_argument_ends_in_one_line_and_code_2(
