@@ -91,6 +91,7 @@ def test_a_command_gives_its_own_exit_code(monkeypatch):
     [
         (ConfigError("run.toml: bad"), 2, "run.toml: bad"),
         (BrokerError("no broker\n  at h:1"), 1, "no broker at h:1"),
+        (BrokerError("it said \x1b[2J"), 1, r"it said \x1b[2J"),
         (ExceptionGroup("tasks", [BrokerError("lost"), ConfigError("x")]), 1, "lost"),
         (OSError(errno.ENOSPC, "No space left on device", "/r/log"), 1, "/r/log: No space left"),
         (OSError(errno.EACCES, "Permission denied", "/r/log"), 1, "/r/log: Permission denied"),

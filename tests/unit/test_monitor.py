@@ -208,6 +208,13 @@ def test_setting_up_again_replaces_the_destinations(tmp_path, quiet_logging):
     assert len((tmp_path / "logs/actor-a1.jsonl").read_text().splitlines()) == 1
 
 
+def test_nothing_that_is_logged_acts_on_the_terminal(tmp_path, quiet_logging):
+    stream = io.StringIO()
+    setup_logging("actor", "a1", tmp_path, stream=stream)
+    logging.getLogger("headrace").warning("evidence: %s", "\x1b[2J\r\u202e\nnext")
+    assert stream.getvalue().endswith("evidence: \\x1b[2J\\r\\u202e\nnext\n")
+
+
 def test_a_run_folder_that_cannot_be_written_is_named(tmp_path, quiet_logging):
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"^run\.dir .*/file/run: .*Not a directory"):

@@ -128,7 +128,10 @@ def _overview() -> str:
 
 def report(error: BaseException) -> int:
     """Print an error as one line on stderr; returns the exit code."""
-    print(f"headrace: error: {' '.join(str(error).split())}", file=sys.stderr)
+    from headrace.report.untrusted import word
+
+    # it may quote what a server or a record said
+    print(f"headrace: error: {word(' '.join(str(error).split()))}", file=sys.stderr)
     return error.exit_code if isinstance(error, HeadraceError) else 1
 
 

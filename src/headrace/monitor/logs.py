@@ -16,6 +16,7 @@ from typing import TextIO
 import msgspec
 
 from headrace.errors import ConfigError
+from headrace.report.untrusted import visible
 
 CONTEXT = ("group", "sample", "domain", "version")
 """Keys that are carried into the JSON lines: the group's ordinal, the index of a sample in it, the
@@ -37,6 +38,14 @@ def about(**context: int | str) -> Iterator[None]:
         yield
     finally:
         _about.reset(token)
+
+
+class _HumanLines(logging.Formatter):
+    """Lines for a terminal: evidence of failures may hold what a jailed program wrote."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """See `logging.Formatter.format`."""
+        return visible(super().format(record))
 
 
 class _JsonLines(logging.Formatter):
@@ -89,7 +98,7 @@ def setup_logging(
             old.close()
     human = logging.StreamHandler(stream or sys.stderr)
     who = f"{role}-{ident}" if ident else role
-    human.setFormatter(logging.Formatter(_HUMAN.format(role=who), "%H:%M:%S"))
+    human.setFormatter(_HumanLines(_HUMAN.format(role=who), "%H:%M:%S"))
     handlers: list[logging.Handler] = [human]
     if run_dir is not None:
         path = run_dir / "logs" / f"{who}.jsonl"
