@@ -25,7 +25,7 @@ browser:
 	[ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null || exit 0; \
 	echo "setup: installing chromium for the browser tests"; \
 	export DEBIAN_FRONTEND=noninteractive; \
-	{ apt-get -qq update && apt-get -qq install --yes --no-install-recommends chromium; } \
+	{ timeout 120 apt-get -qq update && apt-get -qq install --yes --no-install-recommends chromium; } \
 	    </dev/null >/dev/null 2>&1 || true
 
 check: setup
