@@ -108,11 +108,17 @@ def missing_for(recipe: str) -> list[str]:
 
 
 def _make_aside(path: Path, make: Callable[[Path], None]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    aside = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
+    except OSError as error:
+        raise ConfigError(
+            f"model.path {path} cannot be made: {error.filename}: {error.strerror}; name another "
+            "folder"
+        ) from error
     try:
         make(aside)
         aside.chmod(0o755)

@@ -26,6 +26,14 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return capsys.readouterr().err
 
 
+def test_without_arguments_the_checkpoint_alone_is_asked_for(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["eval"])
+    assert capsys.readouterr().err.endswith("arguments are required: CHECKPOINT\n")
+
+
 @pytest.mark.vllm
 @pytest.mark.jail
 @pytest.mark.slow

@@ -16,6 +16,12 @@ def test_unknown_recipe_names_the_known_ones(tmp_path: Path) -> None:
         ensure_model(tmp_path / "absent", "tiny-lama")
 
 
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"file/m cannot be made: .*name another folder"):
+        ensure_model(tmp_path / "file" / "m", "tiny-llama")
+
+
 def test_folder_without_a_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no config\.json"):
         ensure_model(tmp_path, "tiny-llama")

@@ -31,7 +31,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Describe the command's arguments."""
     add = parser.add_argument
     add("checkpoint", metavar="CHECKPOINT", help="model folder, run folder, or org/name")
-    add("items", nargs="*", metavar="RUN", help="RUN.toml, a run folder, or section.key=value")
+    add(
+        "items",
+        nargs="*",
+        default=[],  # else argparse would call it required
+        metavar="RUN",
+        help="RUN.toml, a run folder, or section.key=value",
+    )
     add(
         "--domain",
         action="append",
