@@ -78,7 +78,12 @@ def advantages(kind: str, scores: Sequence[float]) -> list[float]:
 
 
 def turn_advantages(
-    kind: str, scores: Sequence[float], step_scores: Sequence[Sequence[float]], step_weight: float
+    kind: str,
+    scores: Sequence[float],
+    step_scores: Sequence[Sequence[float]],
+    step_weight: float,
+    *,
+    shuffle: random.Random | None = None,
 ) -> list[list[float]]:
     """Advantage of every model turn: (1 - w) * A(outcome) + w * A(return of the turn).
 
@@ -94,25 +99,27 @@ def turn_advantages(
         scores: final scores of the group's trajectories.
         step_scores: one list for each trajectory, one score for each of its turns.
         step_weight: w, from 0 (outcome alone) to 1 (returns alone).
+        shuffle: permutes the scores, and the returns of each turn, among the samples: a control
+            that must teach nothing.
 
     Returns:
         One list for each trajectory, one advantage for each of its turns.
     """
-    outcome = advantages(kind, scores)
+
+    def compared(values: Sequence[float]) -> list[float]:
+        order = list(values)
+        if shuffle is not None:
+            shuffle.shuffle(order)
+        return advantages(kind, order)
+
+    outcome = compared(scores)
     mixed = [[value] * len(steps) for value, steps in zip(outcome, step_scores, strict=True)]
     if step_weight == 0:
         return mixed
     returns = [[math.fsum(steps[turn:]) for turn in range(len(steps))] for steps in step_scores]
     for turn in range(max(map(len, returns))):
         present = [sample for sample, values in enumerate(returns) if len(values) > turn]
-        values = advantages(kind, [returns[sample][turn] for sample in present])
+        values = compared([returns[sample][turn] for sample in present])
         for sample, value in zip(present, values, strict=True):
             mixed[sample][turn] = (1 - step_weight) * outcome[sample] + step_weight * value
     return mixed
-
-
-def shuffled(scores: Sequence[float], ordinal: int) -> list[float]:
-    """The scores in an order drawn from the group's ordinal: a control that must teach nothing."""
-    order = list(scores)
-    random.Random(ordinal).shuffle(order)
-    return order

@@ -14,6 +14,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from headrace.broker.records import Trajectory
 from headrace.config import Learner
 from headrace.errors import CheckpointError, ConfigError, TrainingError
 from headrace.learner import checkpoint_files as files
-from headrace.learner.advantages import shuffled, turn_advantages
+from headrace.learner.advantages import turn_advantages
 from headrace.learner.losses import TokenBatch, evaluate
 from headrace.learner.metrics import TokenStatistics, summarize
 from headrace.learner.model import DTYPES, PackedModel, load_model
@@ -243,13 +244,12 @@ class Trainer:
         samples = []
         for group in batch:
             scores = [trajectory.verdict.score for trajectory in group.trajectories]
-            if self._config.shuffle_scores:
-                scores = shuffled(scores, group.ordinal)
             values = turn_advantages(
                 self._config.advantage,
                 scores,
                 [trajectory.verdict.step_scores for trajectory in group.trajectories],
                 self._config.step_weight,
+                shuffle=Random(group.ordinal) if self._config.shuffle_scores else None,
             )
             for trajectory, value in zip(group.trajectories, values, strict=True):
                 self._check(trajectory)

@@ -172,7 +172,8 @@ class Learner(Section, frozen=True, kw_only=True):
     """Share of the step scores in the advantage of a turn, 0 to 1; the rest is the final score.
     Final scores alone decide whether a group has a spread and is trained."""
     shuffle_scores: bool = False
-    """Control experiment: permute the scores within each group, so that nothing can be learned."""
+    """Control experiment: permute final scores, and the returns of each turn, within each group, so
+    that nothing can be learned."""
     lr: float = 1e-5
     """Learning rate of AdamW."""
     betas: list[float] = field(default_factory=lambda: [0.9, 0.95])
@@ -217,8 +218,6 @@ class Learner(Section, frozen=True, kw_only=True):
             at_least(name, getattr(self, name), 0)
         if not 0 <= self.step_weight <= 1:
             raise ValueError(f"step_weight must be from 0 to 1, got {self.step_weight}")
-        if self.shuffle_scores and self.step_weight > 0:
-            raise ValueError("shuffle_scores permutes final scores: set step_weight to 0")
         above("clip_grad", self.clip_grad, 0)
         above("idle_s", self.idle_s, 0)
 

@@ -129,7 +129,8 @@ async def test_an_answer_with_another_or_a_second_number_is_wrong(text: str) -> 
 async def test_calls_without_an_answer_are_the_models_failure() -> None:
     verdict, _, _ = await play(TASKS[0], "lookup()", call(TASKS[0].data["asked"][0]))
     assert (verdict.side, verdict.kind) == ("model", "no_answer")
-    assert (verdict.score, verdict.step_scores) == (0.3, [0.0, 0.3])
+    # or calling for ever would be the easiest way to a reward
+    assert (verdict.score, verdict.step_scores) == (0.0, [0.0, 0.0])
 
 
 async def test_the_right_price_without_its_lookup_is_a_guess_and_scores_nothing() -> None:

@@ -1,3 +1,4 @@
+import random
 import subprocess
 import sys
 
@@ -9,7 +10,6 @@ from headrace.learner.advantages import (
     MIN_STD,
     advantages,
     informative,
-    shuffled,
     turn_advantages,
 )
 
@@ -90,11 +90,20 @@ def test_a_turn_that_one_sample_alone_has_is_judged_by_its_outcome():
     assert found[0][1] == 0.5 * -0.5
 
 
-def test_shuffled_scores_are_the_same_scores_in_an_order_that_the_ordinal_decides():
-    scores = [index / 10 for index in range(8)]
-    assert sorted(shuffled(scores, 5)) == scores
-    assert shuffled(scores, 5) == shuffled(scores, 5)
-    assert len({tuple(shuffled(scores, ordinal)) for ordinal in range(20)}) > 15
+@pytest.mark.parametrize("weight", [0.0, 1.0])
+def test_a_control_permutes_the_advantages_of_each_turn(weight: float):
+    real = turn_advantages("group_mean", SCORES, STEPS, weight)
+    orders = set()
+    for seed in range(20):
+        control = turn_advantages("group_mean", SCORES, STEPS, weight, shuffle=random.Random(seed))
+        for turn in range(3):
+            mine, theirs = ([v[turn] for v in x if len(v) > turn] for x in (control, real))
+            if weight == 1 or turn == 0:
+                np.testing.assert_allclose(sorted(mine), sorted(theirs), atol=1e-12)
+        orders.add(tuple(values[0] for values in control))
+        again = turn_advantages("group_mean", SCORES, STEPS, weight, shuffle=random.Random(seed))
+        assert again == control
+    assert len(orders) > 10
 
 
 def test_the_decision_to_filter_needs_no_torch():

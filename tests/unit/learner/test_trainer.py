@@ -2,6 +2,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from random import Random
 
 import pytest
 import torch
@@ -14,7 +15,6 @@ from headrace.config import Learner
 from headrace.configlosses import GRPO, DecoupledPPO, TruncatedIS
 from headrace.errors import CheckpointError, TrainingError
 from headrace.learner import checkpoint_files as files
-from headrace.learner.advantages import shuffled
 from headrace.learner.packing import pack, to_sample
 from headrace.learner.trainer import Trainer, TrainGroup
 
@@ -84,7 +84,8 @@ def test_shuffled_scores_train_like_scores_that_were_recorded_in_that_order(make
     batch = make_batch(0)
     permuted = []
     for group in batch:
-        scores = shuffled([t.verdict.score for t in group.trajectories], group.ordinal)
+        scores = [t.verdict.score for t in group.trajectories]
+        Random(group.ordinal).shuffle(scores)
         pairs = zip(group.trajectories, scores, strict=True)
         recorded = [replace(t, verdict=replace(t.verdict, score=score)) for t, score in pairs]
         permuted.append(TrainGroup(group.ordinal, recorded))

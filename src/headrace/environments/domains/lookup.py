@@ -29,7 +29,7 @@ from headrace.sandbox.spec import Limits, SandboxSpec
 ITEMS = 4
 """Items that have a price in one episode; at most two of them matter."""
 PARTIAL = 0.3
-"""Score of an episode with every lookup that was needed but without the right answer."""
+"""Score of a wrong answer after every lookup that was needed."""
 CALL = re.compile(r'lookup\("([^"\n]{1,60})"\)')
 """A turn is a call when this is all of it."""
 NO_TOOLS = "There are no tools."
@@ -192,7 +192,8 @@ class LookupSession:
         part = PARTIAL / needed
         looked_up = sum(found) == needed
         success = looked_up and right
-        score = 1.0 if success else part * sum(found)
+        # nothing for calls alone: they would teach to call for ever and never to answer
+        score = 1.0 if success else part * sum(found) if self._answer is not None else 0.0
         kind, evidence = ("", "") if success else self._failure(looked_up)
         return Verdict(
             score=score,
