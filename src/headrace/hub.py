@@ -6,13 +6,19 @@ connection. Whoever is logged in (`hf auth login`) reaches private models too.
 """
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from headrace.errors import ConfigError
 
+if TYPE_CHECKING:
+    from httpx2 import Client, Request
+
 FILES = ["*.json", "*.jinja", "*.txt", "*.model", "model*.safetensors"]
 ANSWER_S = 10.0
-"""Seconds within which the hub must answer a request."""
+"""Seconds within which the hub must answer a request, and in which some of it must arrive."""
 _PART = r"[A-Za-z0-9](?:[\w.-]{0,94}\w)?"
 # with what the hub's client refuses of a name, and git of a revision
 _NAME = re.compile(
@@ -39,14 +45,14 @@ def fetch(
 ) -> Path:
     """Download a model, or find it in the cache.
 
-    How long a whole download may take depends on its size alone; an interrupted one goes on where
-    it was.
+    How long a whole download may take depends on its size alone, but a hub that falls silent is
+    given up, after the library's few tries; an interrupted download goes on where it was.
 
     Args:
         name: `org/name`, or `org/name@revision` with a branch, tag or commit.
         endpoint: address of the hub; the public one by default.
         cache: folder of the downloads; the shared one of Hugging Face's libraries by default.
-        answer_s: seconds within which the hub must answer.
+        answer_s: seconds without a byte from the hub after which a request has failed.
 
     Returns:
         Its folder, whose name is the commit.
@@ -65,7 +71,7 @@ def fetch(
     model, _, revision = name.partition("@")
     missing = f"model {name!r} is no folder here"
     try:
-        # the download itself would wait for ever for a hub that takes connections and is silent
+        # asked by itself, so that what the hub does not have is told from a hub that is away
         HfApi(endpoint=endpoint).model_info(model, revision=revision or None, timeout=answer_s)
     except RevisionNotFoundError as error:
         raise ConfigError(
@@ -86,17 +92,43 @@ def fetch(
             f"connect this machine, or {_REMEDY}"
         ) from error
     try:
-        folder = snapshot_download(
-            model,
-            revision=revision or None,
-            allow_patterns=FILES,
-            etag_timeout=answer_s,
-            endpoint=endpoint,
-            cache_dir=cache,
-        )
+        with _impatient(answer_s):
+            folder = snapshot_download(
+                model,
+                revision=revision or None,
+                allow_patterns=FILES,
+                etag_timeout=answer_s,
+                endpoint=endpoint,
+                cache_dir=cache,
+            )
     except (HTTPError, OSError, ValueError) as error:
         raise ConfigError(f"{missing}, and its download failed ({error}): {_REMEDY}") from error
     return Path(folder)
+
+
+@contextmanager
+def _impatient(answer_s: float) -> Iterator[None]:
+    """Give the library's requests a timeout where it gives them none, as it does when it lists."""
+    from huggingface_hub import set_client_factory
+    from huggingface_hub.utils._http import default_client_factory
+
+    def bound(request: "Request") -> None:
+        given = request.extensions.get("timeout", {})
+        request.extensions["timeout"] = {
+            part: answer_s if seconds is None else seconds for part, seconds in given.items()
+        }
+
+    def make() -> "Client":
+        client = default_client_factory()
+        # not the client's own timeout: a request that asks for none overrides that
+        client.event_hooks["request"].append(bound)
+        return client
+
+    set_client_factory(make)
+    try:
+        yield
+    finally:
+        set_client_factory(default_client_factory)
 
 
 def cached(name: str, *, cache: Path | None = None) -> Path | None:

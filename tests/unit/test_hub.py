@@ -31,6 +31,9 @@ class Hub(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.commits = {"main": "a" * 40, "v1": "a" * 40}
         self.asked: list[str] = []
+        self.silent_from, self.silent_times = "/", 0
+        """Beginning of the paths that get no answer, so many times after the first request."""
+        self.released = threading.Event()
         self.endpoint = f"http://127.0.0.1:{self.server_address[1]}"
 
     def content(self, name: str, commit: str) -> bytes:
@@ -53,6 +56,11 @@ class Handler(BaseHTTPRequestHandler):
         path, hub_ = self.path.partition("?")[0], self.server
         assert isinstance(hub_, Hub)
         hub_.asked.append(path)
+        if len(hub_.asked) > 1 and path.startswith(hub_.silent_from) and hub_.silent_times:
+            hub_.silent_times -= 1
+            hub_.released.wait(60)
+            self.close_connection = True
+            return
         if path == "/api/models/org/name":
             path += "/revision/main"
         if path.startswith("/api/models/org/name/revision/"):
@@ -93,6 +101,7 @@ def server() -> Iterator[Hub]:
         thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
         yield made
+        made.released.set()
         made.shutdown()
         thread.join(10)
 
@@ -147,6 +156,21 @@ def test_a_hub_that_takes_connections_and_is_silent_is_given_up(tmp_path: Path) 
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
         with pytest.raises(ConfigError, match=r"cannot be reached \(.*timed out.*\)"):
             hub.fetch("org/name", endpoint=endpoint, cache=tmp_path, answer_s=0.2)
+
+
+def test_a_hub_that_falls_silent_after_its_first_answer_is_given_up(
+    server: Hub, tmp_path: Path
+) -> None:
+    server.silent_from, server.silent_times = "/", 9
+    with pytest.raises(ConfigError, match=r"'org/name' is no folder here, and its download failed"):
+        hub.fetch("org/name", endpoint=server.endpoint, cache=tmp_path, answer_s=0.2)
+    assert len(server.asked) == 2
+
+
+def test_a_list_of_files_that_does_not_come_is_asked_for_again(server: Hub, tmp_path: Path) -> None:
+    server.silent_from, server.silent_times = "/api/models/org/name/tree/", 1
+    folder = hub.fetch("org/name", endpoint=server.endpoint, cache=tmp_path, answer_s=0.5)
+    assert {path.name for path in folder.iterdir()} == WANTED
 
 
 def test_a_run_keeps_the_commit_that_it_began_with(server: Hub, tmp_path: Path) -> None:
