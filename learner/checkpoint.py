@@ -14,6 +14,7 @@ from headrace.files import flush
 from headrace.learner import checkpoint_files as files
 from headrace.learner.machine import Snapshot
 from headrace.learner.trainer import Trainer
+from headrace.runfolder import existing_checkpoints
 
 STATE_FILE = f"{files.RESUME}/learner.msgpack"
 
@@ -34,11 +35,6 @@ class LearnerState(msgspec.Struct, frozen=True, kw_only=True):
 def folder_of(run_dir: Path, version: int) -> Path:
     """Folder of the checkpoint of one version."""
     return run_dir / "checkpoints" / f"step-{version:06d}"
-
-
-def existing(run_dir: Path) -> list[Path]:
-    """Whole checkpoints of a run, oldest first."""
-    return sorted((run_dir / "checkpoints").glob("step-[0-9]*[0-9]"))
 
 
 def encode(state: LearnerState) -> bytes:
@@ -72,7 +68,7 @@ def save(run_dir: Path, trainer: Trainer, state: bytes, *, keep: int) -> Path:
         aside.replace(folder)
         flush(folder.parent)
         shutil.rmtree(_set_aside(folder), ignore_errors=True)
-        for stale in existing(run_dir)[:-keep]:
+        for stale in existing_checkpoints(run_dir)[:-keep]:
             shutil.rmtree(stale)
     except (OSError, CheckpointError) as error:
         shutil.rmtree(aside, ignore_errors=True)

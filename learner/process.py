@@ -47,6 +47,7 @@ from headrace.learner.report import Report
 from headrace.learner.trainer import Trainer, TrainGroup
 from headrace.monitor.logs import about
 from headrace.process import Signal, lease, race
+from headrace.runfolder import existing_checkpoints
 
 logger = logging.getLogger(__name__)
 
@@ -192,7 +193,7 @@ class LearnerProcess:
                 f"the checkpoint holds version {trainer.version}, but the log's ledger ends at "
                 f"{machine.state.version}; fork a new run from the checkpoint"
             )
-        if not checkpoints.existing(self._run_dir):
+        if not existing_checkpoints(self._run_dir):
             timesheet.switch("checkpoint")
             await self._checkpoint()
         if trainer.version == machine.state.version:
@@ -325,7 +326,7 @@ class LearnerProcess:
             lambda: checkpoints.save(self._run_dir, self._trainer, state, keep=keep)
         )
         self._saved_at = position
-        oldest = checkpoints.read(checkpoints.existing(self._run_dir)[0])
+        oldest = checkpoints.read(existing_checkpoints(self._run_dir)[0])
         await self._log.purge_to(min(oldest.snapshot.position, self._archive.last))
 
     async def _in_thread(self, work: Callable[[], T]) -> T:

@@ -40,7 +40,7 @@ from headrace.models import base_model
 from headrace.monitor.exporters.base import Exporters
 from headrace.precision import warn_if_slow
 from headrace.process import lease, leased, new_ident
-from headrace.runfolder import refuse_difference
+from headrace.runfolder import existing_checkpoints, refuse_difference
 
 logger = logging.getLogger(__name__)
 
@@ -156,7 +156,7 @@ async def _saved(run_dir: Path, log: RunLog) -> tuple[Path, LearnerState] | None
         LogError: the log is another one, or does not hold what comes next.
     """
     checkpoints.recover(run_dir)
-    existing = checkpoints.existing(run_dir)
+    existing = existing_checkpoints(run_dir)
     if not existing:
         info = await log.info()
         if info.first_seq > 1 and info.last_seq > 0:
@@ -192,7 +192,7 @@ async def _load(
     try:
         return await asyncio.get_running_loop().run_in_executor(thread, load)
     except CheckpointError as error:
-        others = checkpoints.existing(Path(config.run.dir))[:-1]
+        others = existing_checkpoints(Path(config.run.dir))[:-1]
         if not others:
             raise
         raise CheckpointError(

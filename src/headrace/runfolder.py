@@ -1,4 +1,4 @@
-"""The run folder at the start of a learner: its configuration, the same as before."""
+"""The run folder: its configuration, the same as before at every start, and its checkpoints."""
 
 import subprocess
 from pathlib import Path
@@ -32,6 +32,11 @@ def prepare(config: Config) -> None:
             f"run.dir {run_dir}: {error.filename} cannot be written ({error.strerror}); "
             "choose another folder or make room there"
         ) from error
+
+
+def existing_checkpoints(run_dir: Path) -> list[Path]:
+    """Whole checkpoints of a run, oldest first."""
+    return sorted((run_dir / "checkpoints").glob("step-[0-9]*[0-9]"))
 
 
 def refuse_difference(old: Config, new: Config, where: str) -> None:

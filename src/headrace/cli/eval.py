@@ -11,6 +11,7 @@ from headrace.cli import runargs
 from headrace.cli.main import report as report_error
 from headrace.config import Config
 from headrace.errors import ConfigError, HeadraceError
+from headrace.runfolder import existing_checkpoints
 
 if TYPE_CHECKING:
     from headrace.actor.evaluate import Exam
@@ -119,7 +120,7 @@ def _find(text: str) -> tuple[Path, Path | None]:
             "of a model on the hub (org/name)"
         )
     if os.path.isdir(path / "checkpoints"):
-        saved = sorted((path / "checkpoints").glob("step-[0-9]*[0-9]"))
+        saved = existing_checkpoints(path)
         if not saved:
             raise ConfigError(f"{text}: this run has no checkpoint yet; give a model folder")
         return saved[-1], path

@@ -8,6 +8,7 @@ from headrace.errors import CheckpointError
 from headrace.learner import checkpoint as checkpoints
 from headrace.learner.checkpoint import LearnerState
 from headrace.learner.machine import Snapshot
+from headrace.runfolder import existing_checkpoints
 
 
 class ScriptedTrainer:
@@ -34,14 +35,14 @@ def save(run_dir: Path, version: int, position: int, *, keep: int = 2, full: boo
 
 
 def position(run_dir: Path) -> int:
-    return checkpoints.read(checkpoints.existing(run_dir)[-1]).snapshot.position
+    return checkpoints.read(existing_checkpoints(run_dir)[-1]).snapshot.position
 
 
 def test_the_newest_are_kept_and_the_last_position_of_a_version_wins(tmp_path: Path) -> None:
     for version in range(4):
         save(tmp_path, version, version * 10)
     save(tmp_path, 3, 35)
-    assert [p.name for p in checkpoints.existing(tmp_path)] == ["step-000002", "step-000003"]
+    assert [p.name for p in existing_checkpoints(tmp_path)] == ["step-000002", "step-000003"]
     assert position(tmp_path) == 35
     assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == [
         "step-000002",
@@ -52,7 +53,7 @@ def test_the_newest_are_kept_and_the_last_position_of_a_version_wins(tmp_path: P
 def test_a_kill_between_the_renames_of_a_rewrite_loses_nothing(tmp_path: Path) -> None:
     folder = save(tmp_path, 1, 10)
     folder.rename(folder.with_name(f".{folder.name}.old"))
-    assert checkpoints.existing(tmp_path) == []
+    assert existing_checkpoints(tmp_path) == []
     checkpoints.recover(tmp_path)
     assert position(tmp_path) == 10
 
