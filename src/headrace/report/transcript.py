@@ -13,6 +13,7 @@ from headrace.broker.records import (
     Trajectory,
 )
 from headrace.config import Config
+from headrace.runfolder import existing_checkpoints
 
 ROLES = {ROLE_PROMPT: "prompt", ROLE_SAMPLED: "sampled", ROLE_ENVIRONMENT: "environment"}
 _TOKENIZER = "tokenizer.json"
@@ -33,17 +34,17 @@ class Segment(msgspec.Struct, kw_only=True):
 
 
 class Decoder:
-    """Token ids to text with the run's own tokenizer, or to numbers where it is not there.
+    """Token ids to text with the run's own tokenizer, or to numbers where there is none to load.
 
     Attributes:
-        note: says that no tokenizer was found; empty otherwise.
+        note: says why token ids are shown; empty where text is.
     """
 
     def __init__(self, config: Config) -> None:
         """Find the tokenizer in the newest checkpoint, else beside the model."""
         run_dir, model = Path(config.run.dir), Path(config.model.path)
-        newest = sorted((run_dir / "checkpoints").glob(f"step-[0-9]*[0-9]/{_TOKENIZER}"))[-1:]
-        paths = [path for path in (*newest, model / _TOKENIZER) if path.is_file()]
+        folders = (*reversed(existing_checkpoints(run_dir)), model)
+        paths = [path for folder in folders if (path := folder / _TOKENIZER).is_file()]
         self.note = ""
         self._decode: Callable[[list[int]], str] = _numbers
         if not paths:
@@ -54,7 +55,12 @@ class Decoder:
             return
         from tokenizers import Tokenizer
 
-        tokenizer = Tokenizer.from_file(str(paths[0]))
+        try:
+            # from_file would raise a bare Exception
+            tokenizer = Tokenizer.from_buffer(paths[0].read_bytes())
+        except (OSError, ValueError) as error:
+            self.note = f"{paths[0]} cannot be loaded ({error}): token ids are shown"
+            return
 
         def text(ids: list[int]) -> str:
             # the records of a run may hold ids that its learner refuses

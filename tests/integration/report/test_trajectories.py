@@ -166,6 +166,19 @@ def test_the_tokenizer_of_the_newest_checkpoint_comes_first(capsys, run_dir, tmp
     assert "│ question 8" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("content", [b"", b"\xff{", b"{}", b'{"model": 3}'])
+def test_a_tokenizer_that_cannot_be_loaded_is_named_and_token_ids_are_shown(
+    capsys, run_dir, tmp_path, content
+):
+    broken = tmp_path / "tokenizer.json"
+    broken.write_bytes(content)
+    assert main(["trajectories", str(run_dir), "8.0", f"model.path={tmp_path}"]) == 0
+    shown = capsys.readouterr()
+    assert f"{broken} cannot be loaded (" in shown.err
+    assert shown.err.count("\n") == 1
+    assert "\n│ 80 84 68 82 83 72 78 77 220 23\n" in shown.out
+
+
 def test_a_folder_that_is_no_run_is_named(capsys, tmp_path):
     assert "nowhere: neither a TOML file, nor an existing" in refused(capsys, "nowhere")
     assert "not a run folder (it holds no config.json)" in refused(capsys, str(tmp_path))
