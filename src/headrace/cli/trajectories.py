@@ -115,12 +115,12 @@ def _count(text: str) -> int:
 def _not_there(config: Config, history: "History", slot: "Slot") -> str:
     group, index = slot
     what = f"run {config.run_name} has no such sample {group}.{index}: "
-    issued = history.issued.get(group)
+    issued = history.groups.get(group)
     if issued is None:
-        last = max(history.issued, default=None)
+        last = max(history.groups, default=None)
         return what + (f"its groups are 0 to {last}" if last is not None else "no group was issued")
-    if index >= issued.group_size:
-        return what + f"the indices of group {group} are 0 to {issued.group_size - 1}"
+    if index >= issued.size:
+        return what + f"the indices of group {group} are 0 to {issued.size - 1}"
     if any(row.slot == slot for row in history.rows):
         return what + "the filters exclude it; leave them out"
     return what + "it is issued and not decided yet"

@@ -1,7 +1,11 @@
-"""A run's samples as rows: how each slot was decided, and what became of it."""
+"""A run's samples as rows: how each slot was decided, and what became of it.
+
+All rows of a run are held at once, so they are kept small: they share one copy of each text.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from sys import intern
 
 import msgspec
 
@@ -23,7 +27,20 @@ Slot = tuple[int, int]
 """Group and index."""
 
 
-class Row(msgspec.Struct, kw_only=True):
+class Group(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """What an issued group's samples have in common."""
+
+    domain: str
+    level: int
+    task: int
+    """Index of the task in its domain, level and split."""
+    purpose: str
+    """`train` or `probe`."""
+    version: int
+    size: int
+
+
+class Row(msgspec.Struct, kw_only=True, gc=False):
     """One decided slot."""
 
     group: int
@@ -37,7 +54,7 @@ class Row(msgspec.Struct, kw_only=True):
     purpose: str
     """`train` or `probe`."""
     issued_version: int
-    versions: list[int]
+    versions: tuple[int, ...]
     """First and last policy version that sampled a token; empty for a failed sample."""
     score: float | None
     """None for a failed sample, which is never a reward."""
@@ -76,8 +93,8 @@ class History:
     """In log order."""
     steps: list[tuple[int, Step]] = field(default_factory=list)
     """Log sequence and record of each step."""
-    issued: dict[int, Issued] = field(default_factory=dict)
-    """By ordinal."""
+    groups: dict[int, Group] = field(default_factory=dict)
+    """Issued so far, by ordinal."""
 
 
 async def read_run(
@@ -143,13 +160,13 @@ class _Reader:
         parts, where = entry.subject.split("."), f"{entry.subject} at {entry.seq}"
         if parts[3] == "sample" and all(part.isdecimal() for part in parts[4:]):
             sample = _sample(entry, int(parts[4]), int(parts[5]), where)
-            if sample.group in self._history.issued:
+            if sample.group in self._history.groups:
                 self._add(entry.seq, sample)
             else:
                 self._early.setdefault(sample.group, []).append((entry.seq, sample))
         elif parts[3] == "issued":
             issued = decode(entry.data, Issued, where=where)
-            self._history.issued[issued.ordinal] = issued
+            self._history.groups[issued.ordinal] = _group(issued)
             for seq, sample in self._early.pop(issued.ordinal, []):
                 self._add(seq, sample)
         elif parts[3] == "step":
@@ -172,7 +189,7 @@ class _Reader:
         return self._history
 
     def _add(self, seq: int, sample: Sample) -> None:
-        row = _row(seq, sample, self._history.issued[sample.group])
+        row = _row(seq, sample, self._history.groups[sample.group])
         self._history.rows.append(row)
         self._on_sample(row, sample)
 
@@ -193,17 +210,28 @@ def _sample(entry: Entry, group: int, index: int, where: str) -> Sample:
     return sample
 
 
-def _row(seq: int, sample: Sample, issued: Issued) -> Row:
+def _group(issued: Issued) -> Group:
+    return Group(
+        domain=intern(issued.task.domain),
+        level=issued.task.level,
+        task=issued.task.index,
+        purpose=intern(issued.purpose),
+        version=issued.version,
+        size=issued.group_size,
+    )
+
+
+def _row(seq: int, sample: Sample, group: Group) -> Row:
     common = Row(
         group=sample.group,
         index=sample.index,
         seq=seq,
-        domain=issued.task.domain,
-        level=issued.task.level,
-        task=issued.task.index,
-        purpose=issued.purpose,
-        issued_version=issued.version,
-        versions=[],
+        domain=group.domain,
+        level=group.level,
+        task=group.task,
+        purpose=group.purpose,
+        issued_version=group.version,
+        versions=(),
         score=None,
         success=False,
         side="",
@@ -214,15 +242,15 @@ def _row(seq: int, sample: Sample, issued: Issued) -> Row:
         surprisal=0.0,
     )
     if isinstance(sample, Failed):
-        return msgspec.structs.replace(common, side=sample.side, kind=sample.kind)
+        return msgspec.structs.replace(common, side=intern(sample.side), kind=intern(sample.kind))
     served, verdict = [span.value for span in sample.versions], sample.verdict
     return msgspec.structs.replace(
         common,
-        versions=[min(served), max(served)] if served else [],
+        versions=(min(served), max(served)) if served else (),
         score=verdict.score,
         success=verdict.success,
-        side=verdict.side,
-        kind=verdict.kind,
+        side=intern(verdict.side),
+        kind=intern(verdict.kind),
         turns=len(sample.turns),
         tokens=len(sample.tokens),
         sampled=len(sample.logprobs),

@@ -16,8 +16,10 @@ from headrace.broker.runlog import RunLog
 from headrace.broker.server import bundled_server
 from headrace.broker.subjects import RunNames
 from headrace.cli.main import main
+from headrace.cli.runargs import resolve
 from headrace.learner import archive, history
 from headrace.learner.archive import Archive
+from headrace.report.samples import read_run
 from tests.integration.report.recorded import Recorder
 
 STEPS = 5
@@ -54,6 +56,13 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 2) 
     assert main(["trajectories", *arguments]) == code
     (line,) = [x for x in capsys.readouterr().err.splitlines() if x.startswith("headrace: error")]
     return line
+
+
+def test_the_rows_of_a_run_share_one_copy_of_each_text(run_dir):
+    rows = asyncio.run(read_run(resolve([str(run_dir)]))).rows
+    for name in ("domain", "purpose", "side", "kind"):
+        texts = [getattr(row, name) for row in rows]
+        assert len({id(text) for text in texts}) == len(set(texts)) > 1
 
 
 def test_all_samples_are_listed_in_log_order_with_the_step_that_trained_them(capsys, run_dir):

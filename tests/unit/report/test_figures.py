@@ -16,7 +16,7 @@ def row(seq, *, domain="d", purpose="train", versions=(0, 0), score=1.0, side=""
         else 0, "turns": 1, "tokens": 10, "sampled": 4, "surprisal": 2.0,
     }  # fmt: skip
     return Row(
-        seq=seq, domain=domain, purpose=purpose, versions=list(versions), score=score,
+        seq=seq, domain=domain, purpose=purpose, versions=versions, score=score,
         success=score == 1.0, side=side, kind=kind, **(known | more),
     )  # fmt: skip
 
