@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import ctypes
 import fcntl
+import ipaddress
 import json
 import os
 import shutil
@@ -23,8 +24,6 @@ from urllib.parse import urlsplit
 
 from headrace.broker.connection import without_credentials
 from headrace.errors import BrokerError, ConfigError
-
-_LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 
 
 @dataclass(frozen=True)
@@ -55,8 +54,8 @@ def parse_url(url: str) -> tuple[str, int]:
     Raises:
         ConfigError: it is not one.
     """
-    parts = urlsplit(url)
     try:
+        parts = urlsplit(url)
         port = parts.port or 4222
     except ValueError as error:
         raise ConfigError(f"broker.url {without_credentials(url)!r}: {error}") from error
@@ -69,7 +68,14 @@ def parse_url(url: str) -> tuple[str, int]:
 
 def is_loopback(url: str) -> bool:
     """Whether the address is this machine's loopback interface."""
-    return parse_url(url)[0] in _LOOPBACK
+    return _is_loopback_host(parse_url(url)[0])
+
+
+def _is_loopback_host(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def is_refused(url: str) -> bool:
@@ -140,7 +146,7 @@ async def bundled_server(
             another server has open.
         BrokerError: the server did not come up; the message carries its last line.
     """
-    if host not in _LOOPBACK and credentials is None:
+    if not _is_loopback_host(host) and credentials is None:
         raise ConfigError(
             f"the broker would listen on {host} without credentials; use a loopback address, or "
             "pass --credentials FILE with an authorization block"

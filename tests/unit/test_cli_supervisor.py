@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from headrace.broker.server import is_loopback
 from headrace.config import load
 from headrace.errors import ConfigError
 from headrace.monitor.placement import plan_cores, starts_broker
@@ -287,3 +288,23 @@ def test_a_port_held_by_something_else_is_refused_and_a_free_one_starts_a_broker
         connections[0].close()
     assert starts_broker(f"nats://127.0.0.1:{port}")
     assert not starts_broker("nats://192.0.2.1:4222")
+
+
+@pytest.mark.parametrize(
+    ("url", "here"),
+    [
+        ("nats://localhost:4222", True),
+        ("nats://127.1.2.3:4222", True),
+        ("nats://[::1]:4222", True),
+        ("nats://broker.example:4222", False),
+        ("nats://10.0.0.1", False),
+    ],
+)
+def test_a_broker_is_this_machines_own_at_every_loopback_address(url, here):
+    assert is_loopback(url) == here
+
+
+@pytest.mark.parametrize("url", ["nats://", "http://127.0.0.1:4222", "nats://[::1", "nats://h:x"])
+def test_an_address_that_is_none_of_a_broker_is_refused(url):
+    with pytest.raises(ConfigError, match=r"^broker\.url '"):
+        starts_broker(url)

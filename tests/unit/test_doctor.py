@@ -16,6 +16,7 @@ from headrace.doctor.findings import FAILED, NOT_NEEDED, OK, WARNING, Finding
 from headrace.doctor.runner import CHECKS, Check, run_checks
 from headrace.errors import BrokerError, SandboxError
 from headrace.models import ensure_model
+from headrace.monitor.placement import GPU_DRIVER
 from headrace.sandbox.preflight import Preflight, Proof
 from tests.unit.processes import alive, wait_until
 
@@ -292,7 +293,7 @@ def test_free_is_what_the_control_group_leaves_and_files_in_the_cache_give_way(
 def test_more_threads_than_cores_and_low_limits_are_warnings() -> None:
     given = config("actors.count=3", "actors.threads=2")
     assert resources.cores_for(given, 8).state == OK
-    if not Path("/dev/nvidiactl").exists():
+    if not GPU_DRIVER.exists():
         assert "2 for 7 threads" in resources.cores_for(given, 2).found
         assert resources.cores_for(given, 2).state == WARNING
     assert "ulimit -n" in resources.descriptors(256).remedy

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from headrace.config import Config
 from headrace.doctor.findings import Finding, failed, not_needed, ok, warning
+from headrace.monitor.placement import GPU_DRIVER
 from headrace.precision import TOO_SLOW, slowdown
 
-_DRIVER = Path("/dev/nvidiactl")
 Slowdown = Callable[[str], float]
 
 
@@ -16,7 +16,7 @@ def devices(config: Config | None) -> list[Finding]:
     return [*gpus(config), *precision(config), *collectives(config)]
 
 
-def gpus(_config: Config | None, *, driver: Path = _DRIVER) -> list[Finding]:
+def gpus(_config: Config | None, *, driver: Path = GPU_DRIVER) -> list[Finding]:
     """The devices that torch can use."""
     import torch
 

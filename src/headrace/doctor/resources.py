@@ -18,6 +18,7 @@ from headrace.broker.weights import DTYPE_BYTES
 from headrace.config import Config
 from headrace.doctor.findings import Finding, failed, not_needed, ok, warning
 from headrace.doctor.run import model_folder
+from headrace.monitor.placement import GPU_DRIVER
 
 GIB = 1 << 30
 LIBRARIES = {"learner": int(0.6 * GIB), "actor": int(1.5 * GIB)}
@@ -28,7 +29,6 @@ for 30 layers of 576 units in two bytes, as measured."""
 DESCRIPTORS = 1024
 """Open files per process: the usual default, with which the tests pass."""
 _SHARED = 1 * GIB
-_DRIVER = Path("/dev/nvidiactl")
 
 
 def parameters(folder: Path) -> int | None:
@@ -122,7 +122,7 @@ def limits(config: Config | None) -> list[Finding]:
     return [
         cores_for(config, cores),
         descriptors(files),
-        shared_memory(shared, gpu=_DRIVER.exists()),
+        shared_memory(shared, gpu=GPU_DRIVER.exists()),
     ]
 
 
@@ -133,7 +133,7 @@ def cores_for(config: Config | None, cores: int) -> Finding:
     learner, actors, each = config.learner.threads, config.actors.count, config.actors.threads
     threads = learner + actors * each
     found = f"{cores} for {threads} threads: learner {learner}, {actors} x {each} for actors"
-    if threads > cores and not _DRIVER.exists():
+    if threads > cores and not GPU_DRIVER.exists():
         remedy = (
             "add actors.count=1 actors.threads=1 learner.threads=1 to `headrace train RUN.toml`"
         )

@@ -1,20 +1,22 @@
 """Where and how the processes of a run on one machine are started."""
 
-import ipaddress
 import logging
 import os
 import socket
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from headrace.broker.connection import without_credentials
+from headrace.broker.server import is_loopback, parse_url
 from headrace.config import Config
 from headrace.errors import ConfigError
 from headrace.monitor.processes import Place
 
 logger = logging.getLogger(__name__)
+
+GPU_DRIVER = Path("/dev/nvidiactl")
+"""There where a GPU can be used; importing torch to ask it takes seconds."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class Places:
 def place(config: Config) -> Places:
     """Place learner and actors on this machine's cores; on a GPU machine anywhere."""
     count = config.actors.count
-    if Path("/dev/nvidiactl").exists():
+    if GPU_DRIVER.exists():
         return Places(Place(), [Place()] * count)
     return plan_cores(
         sorted(os.sched_getaffinity(0)),
@@ -77,18 +79,10 @@ def starts_broker(url: str) -> bool:
     """Whether a bundled broker is to be started: loopback, and no broker answers there yet.
 
     Raises:
-        ConfigError: something else than a broker holds the port, or the address has no port.
+        ConfigError: something else than a broker holds the port, or it is no broker's address.
     """
-    try:
-        address = urlsplit(url)
-        host, port = address.hostname, address.port
-    except ValueError as error:
-        raise ConfigError(f"broker.url {without_credentials(url)!r}: {error}") from error
-    if not host or not port:
-        raise ConfigError(
-            f"broker.url {without_credentials(url)!r} must have the form nats://host:port"
-        )
-    if not _loopback(host):
+    host, port = parse_url(url)
+    if not is_loopback(url):
         return False
     try:
         with socket.create_connection((host, port), timeout=2.0) as connection:
@@ -104,12 +98,3 @@ def starts_broker(url: str) -> bool:
         )
     logger.info("using the broker that answers at %s", without_credentials(url))
     return False
-
-
-def _loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
