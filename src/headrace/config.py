@@ -20,6 +20,8 @@ from headrace.configmonitor import Monitor
 from headrace.errors import ConfigError
 
 _LEAST_LOG_BYTES = 64 << 20
+_SHOWN = 200
+"""Characters of an argument that an error repeats."""
 
 
 class Run(Section, frozen=True, kw_only=True):
@@ -324,7 +326,7 @@ def load(files: list[Path], overrides: list[str]) -> Config:
         config = _convert(tree, str(path))
     for override in overrides:
         tree = _merge(tree, _parse_override(override))
-        config = _convert(tree, f"argument {override!r}")
+        config = _convert(tree, f"argument {_short(override)!r}")
     return config
 
 
@@ -336,7 +338,7 @@ def from_json(data: bytes, *, where: str) -> Config:
     """
     try:
         tree = msgspec.json.decode(data)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise ConfigError(f"{where}: not a resolved configuration: {error}") from error
     return _convert(tree, where)
 
@@ -395,7 +397,7 @@ def _read(path: Path) -> dict[str, Any]:
         )
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (ValueError, msgspec.MsgspecError, RecursionError) as error:
         raise ConfigError(f"{path}: not {'JSON' if stored else 'TOML'}: {error}") from error
     return tree
 
@@ -408,11 +410,19 @@ def _parse_override(text: str) -> dict[str, Any]:
         value = tomllib.loads(f"value = {raw}")["value"]
     except tomllib.TOMLDecodeError:
         value = raw
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"argument {_short(text)!r}: its value cannot be read: {error}"
+        ) from error
     tree: Any = value
     for part in reversed(key.split(".")):
         tree = {part: tree}
     assert isinstance(tree, dict)
     return tree
+
+
+def _short(argument: str) -> str:
+    return argument if len(argument) <= _SHOWN else f"{argument[:_SHOWN]}…"
 
 
 def _merge(base: dict[str, Any], layer: dict[str, Any]) -> dict[str, Any]:
@@ -433,6 +443,8 @@ def _merge(base: dict[str, Any], layer: dict[str, Any]) -> dict[str, Any]:
 
 def _convert(tree: dict[str, Any], where: str) -> Config:
     try:
-        return msgspec.convert(tree, Config)
-    except (msgspec.ValidationError, ValueError) as error:
+        config = msgspec.convert(tree, Config)
+        msgspec.msgpack.encode(config)  # integers of more than 64 bits cannot be
+    except (msgspec.ValidationError, ValueError, OverflowError) as error:
         raise ConfigError(f"{where}: {explain(str(error), tree, Config)}") from error
+    return config

@@ -209,6 +209,34 @@ def test_a_missing_file_and_a_file_that_is_not_toml_are_named(tmp_path):
     assert refusal([broken], []).startswith(f"{broken}: not TOML: ")
 
 
+HUGE = {
+    "digits": "9" * 5000,
+    "hexadecimal digits": "0x" + "f" * 5000,
+    "open brackets": "[" * 5000,
+    "brackets": "[" * 5000 + "]" * 5000,
+}
+
+
+@pytest.mark.parametrize("value", HUGE.values(), ids=HUGE)
+def test_a_value_beyond_what_can_be_read_is_refused_in_a_short_line(value, tmp_path):
+    said = refusal([], [f"learner.steps={value}"])
+    assert said.startswith("argument 'learner.steps=")
+    assert len(said) < 400
+    path = toml(tmp_path, "huge.toml", f"[learner]\nsteps = {value}\n")
+    said = refusal([path], [])
+    assert said.startswith(f"{path}: ")
+    assert len(said) < 400
+
+
+def test_a_stored_configuration_beyond_what_can_be_read_is_refused(tmp_path):
+    broken = toml(tmp_path, "broken.json", '{"run": ')
+    assert refusal([broken], []).startswith(f"{broken}: not JSON: ")
+    path = toml(tmp_path, "config.json", '{"run": ' + "[" * 100_000)
+    assert refusal([path], []).startswith(f"{path}: not JSON: ")
+    with pytest.raises(ConfigError, match="there: not a resolved configuration"):
+        from_json(path.read_bytes(), where="there")
+
+
 def test_an_override_without_a_value_is_refused():
     assert "section.key=value" in refusal([], ["learner.steps"])
 
