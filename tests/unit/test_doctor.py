@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from headrace.cli.doctor import check_all, line
+from headrace.cli.main import main
 from headrace.config import Config, load
 from headrace.doctor import broker, devices, jails, resources, run, software
 from headrace.doctor.findings import FAILED, NOT_NEEDED, OK, WARNING, Finding
@@ -322,6 +323,13 @@ def test_a_dtype_that_is_only_emulated_is_warned_of_where_a_run_wants_it() -> No
     the_only(devices.precision(narrow, slowdown=lambda dtype: 1.4), OK)
     the_only(devices.precision(None, slowdown=lambda dtype: 98.7), OK)
     the_only(devices.precision(wide), OK)
+
+
+def test_a_run_without_its_option_is_refused_with_the_command_that_is_meant(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["doctor", "run.toml", "learner.steps=3"]) == 2
+    assert "`headrace doctor --run run.toml learner.steps=3`" in capsys.readouterr().err
 
 
 def test_a_remedy_stands_below_its_line() -> None:

@@ -1,6 +1,7 @@
 """`headrace doctor`: whether this machine can do what headrace, or one run, needs of it."""
 
 import argparse
+import shlex
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -28,11 +29,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="RUN.toml files, or a run folder, and section.key=value, as for `headrace train`",
     )
+    parser.add_argument("stray", nargs="*", default=[], help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check everything; exit code 1 where something failed."""
+    """Check everything; exit code 1 where something failed.
+
+    Raises:
+        ConfigError: a run is named without --run.
+    """
+    if args.stray:
+        named = shlex.join(args.stray)
+        raise ConfigError(f"doctor takes a run behind --run: `headrace doctor --run {named}`")
     from headrace.doctor.runner import CHECKS
     from headrace.process import run_until_stopped
 

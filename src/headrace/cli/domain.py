@@ -33,6 +33,10 @@ def run(args: argparse.Namespace) -> int:
     """
     from headrace.environments.registry import get_domain
 
+    if args.action == "list" and args.id:
+        raise ConfigError(
+            f"headrace domain list takes no identifier: `headrace domain show {args.id}` shows one"
+        )
     if args.action != "list" and not args.id:
         raise ConfigError(f"headrace domain {args.action} needs the identifier of a domain")
     if args.action == "new":

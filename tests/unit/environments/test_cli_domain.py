@@ -29,6 +29,7 @@ def test_show_prints_tasks_with_their_oracle(capsys: pytest.CaptureFixture[str])
     [
         (["check", "arithmetics"], "did you mean 'arithmetic'"),
         (["check"], "needs the identifier of a domain"),
+        (["list", "parity"], "domain list takes no identifier: `headrace domain show parity`"),
         (["check", "parity", "--level", "3"], "levels 0 to 0"),
         (["check", "parity", "--tasks", "1"], "--tasks must be at least 2"),
         (["show", "parity", "--tasks", "0"], "--tasks must be at least 1"),
