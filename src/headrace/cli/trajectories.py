@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import json
+import math
 import os
 import re
 import sys
@@ -45,8 +46,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     wanted.add_argument("--group", type=int, help="of this group")
     wanted.add_argument("--step", type=int, help="trained by this step")
     wanted.add_argument("--level", type=int, help="of this level")
-    wanted.add_argument("--min-score", type=float, metavar="SCORE", help="with at least this score")
-    wanted.add_argument("--max-score", type=float, metavar="SCORE", help="with at most this score")
+    wanted.add_argument(
+        "--min-score", type=_score, metavar="SCORE", help="with at least this score"
+    )
+    wanted.add_argument("--max-score", type=_score, metavar="SCORE", help="with at most this score")
     parser.add_argument(
         "--limit",
         type=_count,
@@ -112,6 +115,16 @@ def _count(text: str) -> int:
     return int(text)
 
 
+def _score(text: str) -> float:
+    try:
+        score = float(text)
+    except ValueError:
+        score = math.nan
+    if not math.isfinite(score):  # every comparison with nan is false: it would filter nothing
+        raise argparse.ArgumentTypeError(f"{text!r} must be a finite number")
+    return score
+
+
 def _not_there(config: Config, history: "History", slot: "Slot") -> str:
     group, index = slot
     what = f"run {config.run_name} has no such sample {group}.{index}: "
@@ -172,7 +185,7 @@ def _cells(row: "Row") -> tuple[str, ...]:
         f"{word(row.side)}: {word(row.kind)}" if row.side else "-",
         str(row.turns),
         str(row.tokens),
-        str(row.step) if row.step is not None else "filtered" if row.fate == "filtered" else "-",
+        row.fate_cell,
     )
 
 

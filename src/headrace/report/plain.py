@@ -18,19 +18,13 @@ def render(row: Row, sample: Sample, pieces: Sequence[Segment], width: int) -> l
         width: cells of a line of untrusted text.
     """
     task = f"{word(row.domain)} level {row.level} task {row.task}"
-    lines = [f"sample {row.name}: {task}, {row.purpose}, {_fate(row)}"]
+    lines = [f"sample {row.name}: {task}, {row.purpose}, {row.fate_told}"]
     for piece in pieces:
         lines += [_heading(piece), *bordered(piece.text, width)]
     if isinstance(sample, Failed):
         lines.append(f"failed: {word(sample.side)}, {word(sample.kind)}, {_attempt(sample)}")
         return lines + (bordered(sample.evidence, width) if sample.evidence else [])
     return [*lines, *_turns(sample), *map(_execution, sample.executions), *_verdict(sample, width)]
-
-
-def _fate(row: Row) -> str:
-    if row.step is not None:
-        return f"trained by step {row.step}"
-    return {"probe": "never trained", "filtered": "filtered"}.get(row.fate, "not trained yet")
 
 
 def _heading(piece: Segment) -> str:

@@ -25,6 +25,13 @@ from headrace.learner.history import read_history
 Sample = Trajectory | Failed
 Slot = tuple[int, int]
 """Group and index."""
+_FATES = {
+    "trained": ("trained by step {}", "{}"),
+    "filtered": ("filtered", "filtered"),
+    "probe": ("never trained", "-"),
+    "open": ("not trained yet", "-"),
+}
+"""What became of a sample, in a sentence and in a cell of a table."""
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -83,6 +90,16 @@ class Row(msgspec.Struct, kw_only=True, gc=False):
     def name(self) -> str:
         """`group.index`."""
         return f"{self.group}.{self.index}"
+
+    @property
+    def fate_told(self) -> str:
+        """What became of it, for a sentence."""
+        return _FATES[self.fate][0].format(self.step)
+
+    @property
+    def fate_cell(self) -> str:
+        """What became of it, for a table: the step that trained it, `filtered`, or `-`."""
+        return _FATES[self.fate][1].format(self.step)
 
 
 @dataclass

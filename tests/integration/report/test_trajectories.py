@@ -222,7 +222,9 @@ def test_a_run_that_neither_its_folder_nor_a_broker_knows_is_refused(capsys, run
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--min-score", "high"], "invalid float value: 'high'"),
+        (["--min-score", "high"], "'high' must be a finite number"),
+        (["--min-score", "nan"], "'nan' must be a finite number"),
+        (["--max-score", "inf"], "'inf' must be a finite number"),
         (["--side", "jail"], "invalid choice: 'jail'"),
         (["--limit", "-1"], "must be 0 or more"),
         (["--limit", "few"], "'few' must be 0 or more, as a whole number"),

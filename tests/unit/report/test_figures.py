@@ -21,6 +21,20 @@ def row(seq, *, domain="d", purpose="train", versions=(0, 0), score=1.0, side=""
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("fate", "step", "told", "cell"),
+    [
+        ("trained", 3, "trained by step 3", "3"),
+        ("filtered", None, "filtered", "filtered"),
+        ("probe", None, "never trained", "-"),
+        ("open", None, "not trained yet", "-"),
+    ],
+)
+def test_what_became_of_a_sample_is_told_the_same_everywhere(fate, step, told, cell):
+    sample = row(1, fate=fate, step=step)
+    assert (sample.fate_told, sample.fate_cell) == (told, cell)
+
+
 def failed(seq):
     return row(seq, versions=(), score=None, side="environment", kind="no_actor")
 
