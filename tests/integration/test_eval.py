@@ -46,6 +46,7 @@ def test_a_checkpoint_is_judged_as_its_run_samples_and_pass_at_k_is_what_its_row
     settings += ["sampling.max_new_tokens=6", "sampling.temperature=0.9", "domains=[{id='parity'}]"]
     (run_dir / "config.json").write_bytes(to_json(load([], [*settings, "model.dtype=float32"])))
     rows = tmp_path / "rows.jsonl"
+    rows.write_text("of an earlier evaluation")
     done = call(
         *(str(folder), "--tasks", str(TASKS), "--samples", str(SAMPLES), "--json"),
         *("--pass-at", "1", "--pass-at", "2", "--pass-at", "4", "--output", str(rows)),
@@ -86,8 +87,11 @@ def test_a_folder_that_is_no_model_is_named(
 ) -> None:
     assert "not a model" in refused(capsys, str(tmp_path))
     (tmp_path / "config.json").write_text('{"architectures": ["None"]}')
-    done = call(str(tmp_path), "--domain", "parity")
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("of an earlier evaluation")
+    done = call(str(tmp_path), "--domain", "parity", "--output", str(rows))
     assert done.returncode == 2
+    assert rows.read_text() == "of an earlier evaluation", "nothing was sampled in its place"
     assert f"{tmp_path}: its tokenizer cannot be loaded" in done.stderr
     assert "Traceback" not in done.stderr
 

@@ -67,6 +67,8 @@ async def evaluate_and_print(
 
         progress.say(f"starting the engine with {folder}")
         async with serving(folder, config.model.dtype, config.actors) as (engine, chat):
+            if sink is not None and sink.seekable():  # not a pipe
+                sink.truncate(0)
             begun = time.monotonic()
             progress.say(f"sampling {progress.total} samples")
             try:
@@ -101,7 +103,8 @@ def _sink(path: Path | None) -> "contextlib.AbstractContextManager[BinaryIO | No
     if path is None:
         return contextlib.nullcontext()
     try:
-        return path.open("wb", buffering=0)  # whole lines, at once
+        # whole lines, at once; what an earlier evaluation wrote stays until there is more to write
+        return path.open("ab", buffering=0)
     except OSError as error:
         raise ConfigError(f"--output {path} cannot be written: {error.strerror}") from error
 
