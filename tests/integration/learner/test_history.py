@@ -1,6 +1,7 @@
 """Reading a run's history while it runs, and when its own broker is down or does not answer."""
 
 import logging
+import shutil
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -92,6 +93,46 @@ async def test_the_store_of_a_broker_that_is_down_is_opened(tmp_path: Path) -> N
     await stopped_run(tmp_path)
     found = await numbers(history.read_history(config_of(tmp_path, free_url())))
     assert found == list(range(1, RECORDS + 1))
+
+
+@pytest.mark.parametrize("flushed", [True, False], ids=["archived", "before the first archive"])
+async def test_the_store_is_opened_where_another_runs_broker_has_the_address(
+    tmp_path: Path, flushed: bool
+) -> None:
+    await stopped_run(tmp_path / "run")
+    if not flushed:
+        shutil.rmtree(tmp_path / "run/archive")
+    async with bundled_server(tmp_path / "other") as server:
+        found = await numbers(history.read_history(config_of(tmp_path / "run", server.url)))
+    assert found == list(range(1, RECORDS + 1))
+
+
+async def test_the_store_is_opened_where_another_run_of_its_name_has_the_address(
+    tmp_path: Path,
+) -> None:
+    await stopped_run(tmp_path / "run")
+    async with (
+        bundled_server(tmp_path / "other") as server,
+        connected(server.url, name="t", deadline_s=5) as connection,
+    ):
+        await RunLog.create(connection, NAMES, max_bytes=64 << 20)
+        found = await numbers(history.read_history(config_of(tmp_path / "run", server.url)))
+    assert found == list(range(1, RECORDS + 1))
+
+
+async def test_an_archive_without_its_broker_and_store_is_read_and_it_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    await stopped_run(tmp_path / "run")
+    shutil.rmtree(tmp_path / "run/broker")
+    with caplog.at_level(logging.WARNING):
+        async with bundled_server(tmp_path / "other") as server:
+            found = await numbers(history.read_history(config_of(tmp_path / "run", server.url)))
+    assert found == list(range(1, ARCHIVED + 1))
+    assert (
+        f"reading the archive alone: {tmp_path}/run: the broker at {server.url} has no run 't'"
+        in caplog.text
+    )
 
 
 async def test_a_store_that_a_server_has_open_is_left_alone(
