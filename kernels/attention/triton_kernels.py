@@ -188,9 +188,8 @@ def attention_grad_kv(
     wide_head = key_head.to(tl.int64)
     k = tl.load(K + wide_keys * k_row + wide_head * k_head + dims[None, :], mask=own, other=0.0)
     if GRAD_K:
-        v = tl.load(
-            V + wide_keys * v_row + wide_head * v_head + dims[None, :], mask=own, other=0.0
-        )
+        v = tl.load(V + wide_keys * v_row + wide_head * v_head + dims[None, :],
+                    mask=own, other=0.0)
         dk = tl.zeros([BN, BD], tl.float32)
     if GRAD_V:
         dv = tl.zeros([BN, BD], tl.float32)
@@ -209,12 +208,10 @@ def attention_grad_kv(
                 live = rows < end
                 wide_rows = rows.to(tl.int64)[:, None]
                 valid = live[:, None] & (dims < D)[None, :]
-                q = tl.load(
-                    Q + wide_rows * q_row + head * q_head + dims[None, :], mask=valid, other=0.0
-                )
-                do = tl.load(
-                    DO + wide_rows * do_row + head * do_head + dims[None, :], mask=valid, other=0.0
-                )
+                q = tl.load(Q + wide_rows * q_row + head * q_head + dims[None, :],
+                            mask=valid, other=0.0)
+                do = tl.load(DO + wide_rows * do_row + head * do_head + dims[None, :],
+                             mask=valid, other=0.0)
                 lse = tl.load(LSE + head * lse_head + rows, mask=live, other=0.0)
                 s = tl.dot(k, tl.trans(q), input_precision="ieee") * scale_log2
                 seen = (rows[None, :] >= earliest[:, None]) & (
@@ -230,16 +227,10 @@ def attention_grad_kv(
                     dk = tl.dot(ds.to(q.dtype), q, dk, input_precision="ieee")
                 visits += 1
     if GRAD_K:
-        tl.store(
-            DK + wide_keys * dk_row + wide_head * dk_head + dims[None, :],
-            (dk * scale).to(DK.dtype.element_ty),
-            mask=own,
-        )
+        tl.store(DK + wide_keys * dk_row + wide_head * dk_head + dims[None, :],
+                 (dk * scale).to(DK.dtype.element_ty), mask=own)
     if GRAD_V:
-        tl.store(
-            DV + wide_keys * dv_row + wide_head * dv_head + dims[None, :],
-            dv.to(DV.dtype.element_ty),
-            mask=own,
-        )
+        tl.store(DV + wide_keys * dv_row + wide_head * dv_head + dims[None, :],
+                 dv.to(DV.dtype.element_ty), mask=own)
     if COUNT:
         tl.store(VISITS + tile * tl.num_programs(1) + key_head, visits)
