@@ -2,7 +2,6 @@
 
 import logging
 import os
-import shutil
 import struct
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from tensorboard.summary.writer.record_writer import RecordWriter
 
 from headrace.configmonitor import Monitor
 from headrace.errors import ConfigError, ExportError
@@ -90,15 +90,18 @@ def test_a_folder_that_cannot_be_made_stops_the_start_with_one_line(tmp_path):
         Exporters.open(Monitor(), tmp_path, "run", "id")
 
 
-def test_a_tensorboard_folder_that_is_lost_is_logged_once_and_stops_nothing(tmp_path, caplog):
+def test_a_full_disk_is_logged_once_and_stops_nothing(tmp_path, caplog):
     exporters = Exporters.open(Monitor(), tmp_path, "run", "id")
-    shutil.rmtree(tmp_path / "tensorboard")
-    for version in (1, 2, 3):
-        exporters.step(version, STEP, 0.0)
-    exporters.close()
+    (board,) = exporters._alive
+    assert isinstance(board, TensorBoard)
+    board._records.close()
+    with Path("/dev/full").open("ab", buffering=0) as full:
+        board._records = RecordWriter(full)
+        for version in (1, 2, 3):
+            exporters.step(version, STEP, 0.0)
     (record,) = caplog.records
     assert "TensorBoard gets no more metrics" in record.getMessage()
-    assert "its file cannot be written (No such file or directory)" in record.getMessage()
+    assert "its file cannot be written (No space left on device)" in record.getMessage()
 
 
 def scrape(port):
