@@ -25,11 +25,18 @@ def gate(*arguments, environment=None):
     )
 
 
+@pytest.fixture(scope="module")
+def gates(side_by_side):
+    return side_by_side(
+        lambda dtype: gate("--architecture", "sm_90", "--dtype", dtype, "--json"), "dtype"
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-def test_every_configuration_for_hopper_compiles_without_spills_and_within_memory(dtype):
+def test_every_configuration_for_hopper_compiles_without_spills_and_within_memory(dtype, gates):
     """float16 has bfloat16's rows; continuous integration passes it and other architectures."""
-    result = gate("--architecture", "sm_90", "--dtype", dtype, "--json")
+    result = gates[dtype].result()
     assert result.returncode == 0, result.stdout + result.stderr
     rows = [json.loads(line) for line in result.stdout.splitlines()]
     assert all(row["spilled"] == 0 and row["shared"] <= 227 * 1024 for row in rows)

@@ -8,10 +8,8 @@ import pytest
 FOLDER = Path(__file__).parent / "interpreted"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("file", sorted(path.name for path in FOLDER.glob("test_*.py")))
-def test_kernels_hold_under_the_interpreter(file):
-    child = subprocess.run(
+def interpreted(file: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
         [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", str(FOLDER / file)],
         env=os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         cwd=FOLDER.parents[3],
@@ -19,6 +17,17 @@ def test_kernels_hold_under_the_interpreter(file):
         text=True,
         timeout=600,
     )
+
+
+@pytest.fixture(scope="module")
+def children(side_by_side):
+    return side_by_side(interpreted, "file")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", sorted(path.name for path in FOLDER.glob("test_*.py")))
+def test_kernels_hold_under_the_interpreter(file, children):
+    child = children[file].result()
     assert child.returncode == 0, child.stdout[-6000:] + child.stderr[-2000:]
     assert "skipped" not in child.stdout
 
