@@ -1,5 +1,7 @@
 """Toolchains: each runs its language and tells compilation, assertions and exceptions apart."""
 
+import sys
+
 import pytest
 
 from headrace.errors import SandboxError
@@ -149,3 +151,11 @@ async def test_a_tree_that_vanished_fails_its_own_session_and_none_after_it(tmp_
     async with Sandbox(SandboxSpec(trees=(Mount(source=str(there), target="/x"),))) as box:
         result = await box.run(["python3", "-S", "-c", "print(open('/x/file').read())"])
     assert result.stdout == b"there\n", result.stderr
+
+
+async def test_python_shows_its_interpreter_and_no_other_program_of_the_host():
+    code = "import os, sys; print(sorted(os.listdir(sys.base_prefix + '/bin')))"
+    async with Sandbox(SandboxSpec(toolchain="python")) as box:
+        result = await box.run(["python3", "-S", "-c", code])
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    assert result.stdout.decode().strip() == str(["python3", version])
