@@ -52,7 +52,12 @@ class Run:
 def measure(arm: str, seed: int) -> None:
     """Run one arm on one seed and store its row."""
     number = list(ARMS).index(arm)
-    where = [f"run.dir=runs/learning/{number}-{seed}", f"run.seed={seed}"]
+    where = [
+        f"run.dir=runs/learning/{number}-{seed}",
+        f"run.seed={seed}",
+        # a broker of its own, so that another arm may run beside this one
+        f"broker.url=nats://127.0.0.1:{4300 + 10 * seed + number}",
+    ]
     finished = train(FILE, [*ARMS[arm], *where])
     store(__file__, row(arm, seed, finished))
 
