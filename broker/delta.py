@@ -24,6 +24,17 @@ class _Bucket(Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     data: bytes
 
 
+def changed_share(base: Bytes, new: Bytes) -> float:
+    """Share of the 16-bit words that differ, estimated from one word in about a thousand.
+
+    Costs a hundredth of `encode_delta`. With float32 weights nearly every low word changes in a
+    step, and encoding a difference that is then too large took half of a publication.
+    """
+    # a prime: no stride of a layer is a multiple of it
+    before, after = base.view(_WORD)[::1009], new.view(_WORD)[::1009]
+    return float(np.count_nonzero(before != after)) / max(before.size, 1)
+
+
 def encode_delta(base: Bytes, new: Bytes, bucket_bytes: int) -> bytes:
     """What turns `base` into `new`, both uint8 `[N]` with N even."""
     compressor = zstandard.ZstdCompressor(level=1)

@@ -19,7 +19,7 @@ import torch
 from headrace.broker import leases
 from headrace.broker.broadcast import default_device
 from headrace.broker.connection import Connection
-from headrace.broker.delta import encode_delta
+from headrace.broker.delta import changed_share, encode_delta
 from headrace.broker.host_weights import HostWeights, layout_of
 from headrace.broker.subjects import RunNames
 from headrace.broker.weight_channel import CHUNK_BYTES, WeightChannel
@@ -40,7 +40,9 @@ from headrace.learner.broadcaster import Broadcaster
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-_LARGEST_DELTA = 0.5  # of the full bytes; a larger one is stored as an anchor
+# A delta that changes more words than this is stored as an anchor: it would be as long as half of
+# one, and every actor that is behind would have to read the anchor before it as well.
+_MOST_CHANGED = 0.4
 
 
 @dataclass(frozen=True)
@@ -153,9 +155,9 @@ class WeightPublisher:
         ]
         delta = None
         if self._published is not None and len(self._chain) < self._settings.anchor_every:
-            delta = encode_delta(self._published.weights.array(), flat, self._bucket_bytes)
-            if len(delta) > _LARGEST_DELTA * flat.size:
-                delta = None
+            before = self._published.weights.array()
+            if changed_share(before, flat) <= _MOST_CHANGED:
+                delta = encode_delta(before, flat, self._bucket_bytes)
         return _Staged(version, weights, weights_hash(weights.layout, hashes), hashes, delta)
 
     async def publish(self, version: int, tensors: Mapping[str, torch.Tensor]) -> PublishReport:

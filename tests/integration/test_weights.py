@@ -145,6 +145,19 @@ async def test_deltas_are_pulled_upon_what_is_held_and_anchors_bound_the_chain(
         assert info.state.bytes < 1.3 * held.weights.layout.nbytes, "old anchors are purged"
 
 
+async def test_a_version_in_which_most_words_changed_is_stored_whole(
+    connection: Connection,
+) -> None:
+    async with publishing(connection) as publisher:
+        await publisher.publish(0, model(0))
+        changed = {name: tensor * 1.01 for name, tensor in model(0).items()}
+        report = await publisher.publish(1, changed)
+        assert (report.kind, report.stored_bytes) == ("anchor", report.total_bytes)
+        async with actor(connection, NAMES, "late") as late:
+            await late.receiver.wait_for(1, deadline_s=10)
+            assert same(late.engine.tensors, changed)
+
+
 async def test_a_delta_is_never_applied_to_another_base(connection: Connection) -> None:
     async with publishing(connection) as publisher:
         await publisher.publish(0, model(0))

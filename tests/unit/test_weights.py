@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.broker.delta import apply_delta, encode_delta
+from headrace.broker.delta import apply_delta, changed_share, encode_delta
 from headrace.broker.weights import (
     ANCHOR,
     DELTA,
@@ -45,6 +45,16 @@ def test_a_delta_stores_only_what_changed() -> None:
     new = base.copy()
     new[rng.choice(base.size, base.size // 100, replace=False)] ^= 1
     assert len(encode_delta(base.view(np.uint8), new.view(np.uint8), 1 << 20)) < new.nbytes / 20
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 1.0])
+@pytest.mark.parametrize("size", [1, 1 << 20])
+def test_the_share_of_changed_words_is_told_to_a_twentieth_from_a_sample(share, size) -> None:
+    rng = np.random.default_rng(0)
+    base = rng.integers(0, 65536, size, np.uint16)
+    new = base ^ (np.arange(size) < share * size).astype(np.uint16)
+    told = changed_share(base.view(np.uint8), new.view(np.uint8))
+    assert abs(told - float((new != base).mean())) < 0.05
 
 
 @pytest.mark.parametrize(
