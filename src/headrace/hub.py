@@ -58,8 +58,8 @@ def fetch(
         Its folder, whose name is the commit.
 
     Raises:
-        ConfigError: the hub has no such model or revision, or cannot be reached and the cache does
-            not hold it.
+        ConfigError: the hub has no such model or revision, what it has is no model with weights in
+            safetensors, or it cannot be reached and the cache does not hold it.
     """
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError is not listed
@@ -103,7 +103,20 @@ def fetch(
             )
     except (HTTPError, OSError, ValueError) as error:
         raise ConfigError(f"{missing}, and its download failed ({error}): {_REMEDY}") from error
+    _check_model(name, Path(folder))
     return Path(folder)
+
+
+def _check_model(name: str, folder: Path) -> None:
+    """Refuse a repository of data sets, adapters or other formats, before a run begins with it."""
+    lacks = [] if (folder / "config.json").is_file() else ["config.json"]
+    if not any(folder.glob("model*.safetensors")):
+        lacks.append("weights in safetensors")
+    if lacks:
+        raise ConfigError(
+            f"{name!r} of the hub has no {' and no '.join(lacks)}: name a model in the format of "
+            f"transformers, or {_REMEDY}"
+        )
 
 
 @contextmanager

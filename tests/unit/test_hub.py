@@ -1,5 +1,6 @@
 """Models of the hub, through the real client, from a server that speaks the hub's endpoints."""
 
+import functools
 import hashlib
 import json
 import socket
@@ -30,6 +31,7 @@ class Hub(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.commits = {"main": "a" * 40, "v1": "a" * 40}
+        self.files = WANTED | LEFT_OUT
         self.asked: list[str] = []
         self.silent_from, self.silent_times = "/", 0
         """Beginning of the paths that get no answer, so many times after the first request."""
@@ -75,7 +77,7 @@ class Handler(BaseHTTPRequestHandler):
         elif path.startswith("/api/models/org/name/tree/"):
             entries = [
                 {"type": "file", "path": name, "size": 1, "oid": hashlib.sha1(b"").hexdigest()}
-                for name in sorted(WANTED | LEFT_OUT)
+                for name in sorted(hub_.files)
             ]
             self.send(200, json.dumps(entries).encode(), {})
         elif path.startswith("/org/name/resolve/"):
@@ -173,6 +175,22 @@ def test_a_list_of_files_that_does_not_come_is_asked_for_again(server: Hub, tmp_
     assert {path.name for path in folder.iterdir()} == WANTED
 
 
+@pytest.mark.parametrize(
+    ("absent", "lacks"),
+    [
+        ({"model.safetensors"}, "weights in safetensors"),
+        ({"config.json"}, "config.json"),
+        ({"config.json", "model.safetensors"}, "config.json and no weights in safetensors"),
+    ],
+)
+def test_a_repository_that_holds_no_model_is_refused(
+    absent: set[str], lacks: str, server: Hub, tmp_path: Path
+) -> None:
+    server.files -= absent
+    with pytest.raises(ConfigError, match=f"^'org/name' of the hub has no {lacks}: name a model"):
+        hub.fetch("org/name", endpoint=server.endpoint, cache=tmp_path)
+
+
 def test_a_run_keeps_the_commit_that_it_began_with(server: Hub, tmp_path: Path) -> None:
     config = load([], [f"run.dir={tmp_path}/run", "model.path=org/name"])
     (tmp_path / "run").mkdir()
@@ -215,6 +233,47 @@ def test_a_name_that_the_client_takes_is_one(text: str) -> None:
     validate_repo_id(text.partition("@")[0])
 
 
-def test_the_command_refuses_what_is_no_name(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["model", "fetch", "./models/x"]) == 2
-    assert "org/name" in capsys.readouterr().err
+def test_the_command_downloads_a_model_and_prints_its_folder(
+    server: Hub,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    fetch = functools.partial(hub.fetch, endpoint=server.endpoint, cache=tmp_path)
+    monkeypatch.setattr(hub, "fetch", fetch)
+    assert main(["model", "fetch", "org/name@v1"]) == 0
+    folder = Path(capsys.readouterr().out.removesuffix("\n"))
+    assert {path.name for path in folder.iterdir()} == WANTED
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("./models/x", "'./models/x' is not of the form org/name"),
+        ("org/absent", "shows no such model"),
+        ("org/name@v9", "has no revision 'v9'"),
+    ],
+)
+def test_the_command_refuses_what_there_is_not_in_one_line(
+    name: str,
+    said: str,
+    server: Hub,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    fetch = functools.partial(hub.fetch, endpoint=server.endpoint, cache=tmp_path)
+    monkeypatch.setattr(hub, "fetch", fetch)
+    assert main(["model", "fetch", name]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+
+
+def test_the_command_says_so_where_the_hub_is_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fetch = functools.partial(hub.fetch, endpoint=nobody(), cache=tmp_path)
+    monkeypatch.setattr(hub, "fetch", fetch)
+    assert main(["model", "fetch", "org/name"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "the hub cannot be reached" in line
