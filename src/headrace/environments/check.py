@@ -51,6 +51,8 @@ _MADE = 40
 """Tasks that are made of each split."""
 _SHOWN = 3
 """Problems of one kind that are named."""
+_EPISODE_S = 600.0
+"""Wall-clock limit of one episode: twice that of a run, since many are played at once."""
 
 
 @dataclass
@@ -147,24 +149,46 @@ async def _judge(
     what: str,
     report: Report,
 ) -> Verdict | None:
-    """Play one episode with the answers of a function; None when the environment failed."""
+    """Judge one answer of a function; None when the environment failed."""
+    deadline = asyncio.timeout(_EPISODE_S)
     try:
-        session = await domain.open(task, seed=0)
-        try:
-            heard: list[str] = []
-            turns = 1
-            seen = await session.step(answer(task, heard))
-            while not seen.done and turns < task.max_turns:
-                heard.append(seen.message)
-                turns += 1
-                seen = await session.step(answer(task, heard))
-            verdict = await session.verdict()
-        finally:
-            await session.close()
-        check_verdict(verdict, turns=turns)
+        async with deadline:
+            return await _play(domain, task, answer)
     except EnvironmentFailure as failure:
         report.problems.append(f"{what} breaks the environment on task {_name(task)}: {failure}")
-        return None
+    except Exception as error:
+        if not deadline.expired():
+            # a mistake in the domain's code, whose author needs the traceback and what led to it
+            error.add_note(f"raised for {what} on task {_name(task)}")
+            raise
+        report.problems.append(
+            f"{what} has no verdict within {_EPISODE_S:g} s on task {_name(task)}: give every wait "
+            "of the session a deadline"
+        )
+    return None
+
+
+async def _play(
+    domain: Domain, task: Task, answer: Callable[[Task, Sequence[str]], str]
+) -> Verdict:
+    """One episode.
+
+    Raises:
+        EnvironmentFailure: there is no verdict, or none that may be used.
+    """
+    session = await domain.open(task, seed=0)
+    try:
+        heard: list[str] = []
+        turns = 1
+        seen = await session.step(answer(task, heard))
+        while not seen.done and turns < task.max_turns:
+            heard.append(seen.message)
+            turns += 1
+            seen = await session.step(answer(task, heard))
+        verdict = await session.verdict()
+    finally:
+        await session.close()
+    check_verdict(verdict, turns=turns)
     return verdict
 
 

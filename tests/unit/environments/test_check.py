@@ -1,13 +1,17 @@
-"""What `headrace domain check` sees of a domain before anything is judged."""
+"""What `headrace domain check` sees of a domain without a jail."""
 
+import asyncio
 import random
+from collections.abc import Sequence
 
 import pytest
 from msgspec.structs import replace
 
-from headrace.environments.check import check_generation
+from headrace.broker.records import Execution, Verdict
+from headrace.environments import check
+from headrace.environments.check import check_domain, check_generation
 from headrace.environments.domains.arithmetic import Arithmetic
-from headrace.environments.protocol import Domain, Message, Task
+from headrace.environments.protocol import Domain, Message, Observation, Session, Task
 from headrace.environments.registry import get_domain
 
 
@@ -54,3 +58,51 @@ def test_a_mistake_in_the_generation_is_named_with_its_task(domain: Domain, firs
     problems = check_generation(domain, 0)
     assert problems[0].startswith(first)
     assert len(problems) <= 3
+
+
+class Played(Arithmetic):
+    """A domain without a jail, whose sessions wait for ever or raise."""
+
+    def __init__(self, *, waits: bool) -> None:
+        self.closed = 0
+        self.executions: list[Execution] = []
+        self._waits = waits
+
+    def oracle(self, task: Task, heard: Sequence[str]) -> str:
+        return "right"
+
+    async def open(self, task: Task, *, seed: int) -> Session:
+        return self
+
+    async def step(self, action: str) -> Observation:
+        if self._waits:
+            await asyncio.Event().wait()
+        raise TimeoutError("a mistake")
+
+    async def verdict(self) -> Verdict:
+        raise AssertionError("no turn ended")
+
+    async def close(self) -> None:
+        self.closed += 1
+
+
+async def test_a_session_that_never_answers_is_named_with_its_answer_and_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in {"_EPISODE_S": 0.05, "HOSTILE": {"nan": "nan"}, "LIMITS_HIT": {}}.items():
+        monkeypatch.setattr(check, name, value)
+    domain = Played(waits=True)
+    report = await check_domain(domain, level=0, tasks=1)
+    where = "has no verdict within 0.05 s on task arithmetic/0/train/0: give every wait"
+    whats = ("the oracle", "the answer 'an empty answer'", "the answer 'nan'")
+    assert len(report.problems) == domain.closed == 3
+    for problem, what in zip(report.problems, whats, strict=True):
+        assert problem.startswith(f"{what} {where}")
+
+
+async def test_an_error_in_a_domains_code_keeps_its_traceback_and_says_what_led_to_it() -> None:
+    domain = Played(waits=False)
+    with pytest.raises(TimeoutError, match="a mistake") as caught:
+        await check_domain(domain, level=0, tasks=1)
+    assert caught.value.__notes__ == ["raised for the oracle on task arithmetic/0/train/0"]
+    assert domain.closed == 1

@@ -7,6 +7,10 @@ from pathlib import Path
 import pytest
 
 from headrace.cli.main import main
+from headrace.environments import check
+from headrace.environments.check import Report
+from headrace.environments.protocol import Domain
+from headrace.sandbox import preflight
 
 
 def test_list_shows_every_domain_with_its_levels(capsys: pytest.CaptureFixture[str]) -> None:
@@ -42,6 +46,34 @@ def test_a_wrong_argument_ends_in_one_line_and_code_2(
     error = capsys.readouterr().err
     assert named in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("problems", "code"), [([], 0), (["the oracle fails task x: got '\x1b[2J'\nno"], 1)]
+)
+def test_a_check_prints_what_it_found_as_text_and_fails_where_that_is_a_problem(
+    problems: list[str],
+    code: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async def check_domain(domain: Domain, *, level: int, tasks: int) -> Report:
+        return Report(tasks=tasks, oracle=tasks, hostile=20, problems=problems if level else [])
+
+    async def proven() -> None:
+        pass
+
+    monkeypatch.setattr(check, "check_domain", check_domain)
+    monkeypatch.setattr(preflight, "proven", proven)
+    assert main(["domain", "check", "arithmetic", "--tasks", "2"]) == code
+    shown = capsys.readouterr()
+    first, second, *named = shown.out.splitlines()
+    assert first.startswith("level 0  oracle 2/2  hostile answers 20  problems 0")
+    assert second.startswith(f"level 1  oracle 2/2  hostile answers 20  problems {len(problems)}")
+    text = r"level 1: the oracle fails task x: got '\x1b[2J'"
+    assert named == ([rf"  {text}\nno"] if problems else [])
+    said = f"headrace: error: domain arithmetic has 1 problems; the first: {text} no\n"
+    assert shown.err == (said if problems else "")
 
 
 def test_help_loads_no_domain() -> None:
