@@ -12,7 +12,7 @@ import pytest
 from headrace.cli.doctor import check_all, line
 from headrace.cli.main import main
 from headrace.config import Config, load
-from headrace.doctor import broker, devices, jails, resources, run, software
+from headrace.doctor import broker, devices, jails, resources, run, runner, software
 from headrace.doctor.findings import FAILED, NOT_NEEDED, OK, WARNING, Finding
 from headrace.doctor.runner import CHECKS, Check, run_checks
 from headrace.errors import BrokerError, SandboxError
@@ -147,6 +147,11 @@ def test_a_missing_or_incomplete_model_is_named_and_one_that_can_be_made_is_well
     (tmp_path / "config.json").write_text("{}")
     half = the_only(run.model(config(f"model.path={tmp_path}")), FAILED)
     assert "lacks tokenizer_config.json, weights in safetensors" in half.found
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"")
+    assert (
+        "weights in safetensors"
+        in the_only(run.model(config(f"model.path={tmp_path}")), FAILED).found
+    )
     remote = the_only(run.model(config("model.path=no-such-org/name")), WARNING)
     assert "headrace model fetch no-such-org/name" in remote.remedy
 
@@ -330,6 +335,40 @@ def test_a_run_without_its_option_is_refused_with_the_command_that_is_meant(
 ) -> None:
     assert main(["doctor", "run.toml", "learner.steps=3"]) == 2
     assert "`headrace doctor --run run.toml learner.steps=3`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "counted"),
+    [
+        ([], 0, "2 ok"),
+        (["--run", "learner.steps=3"], 0, "3 ok"),
+        (["--run", "nowhere.toml"], 1, "2 ok, 1 failed"),
+        (["--run", "nowhere"], 1, "2 ok, 1 failed"),
+    ],
+)
+def test_the_command_prints_a_line_for_each_finding_and_fails_where_one_failed(
+    arguments: list[str],
+    code: int,
+    counted: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(runner, "CHECKS", [Check("python", "software:python")])
+    assert main(["doctor", *arguments]) == code
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert last == counted
+    remedies = [line for line in lines if line.strip().startswith("->")]
+    assert len(remedies) == code
+    shown = {line.split()[0]: line.split()[1] for line in lines if line not in remedies}
+    assert shown.pop("run", "ok") == ("failed" if code else "ok")
+    assert shown == {"python": OK, "headrace": OK}
+    assert not code or arguments[1] in "".join(lines)
+
+
+def test_what_a_library_says_of_its_troubles_cannot_act_on_the_terminal() -> None:
+    finding = Finding(check="x", state=FAILED, found="\x1b[31mred\nnext", remedy="`mend`")
+    first, _ = line(finding, colour=True).splitlines()
+    assert first.endswith(r"  \x1b[31mred\nnext")
 
 
 def test_a_remedy_stands_below_its_line() -> None:

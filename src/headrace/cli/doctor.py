@@ -100,8 +100,11 @@ COLOURS = {"ok": "32", "warning": "33", "failed": "31", "not needed": "2"}
 
 def line(finding: "Finding", *, colour: bool) -> str:
     """A finding as a row of the table, its remedy below."""
+    from headrace.report.untrusted import word
+
     state = f"{finding.state:<10}"
     if colour:
         state = f"\033[{COLOURS[finding.state]}m{state}\033[0m"
-    text = f"{finding.check:<14} {state}  {finding.found}"
-    return f"{text}\n{'':<14} {'':<10}  -> {finding.remedy}" if finding.remedy else text
+    # it may quote what a library said of its troubles, colours included
+    text = f"{finding.check:<14} {state}  {word(finding.found)}"
+    return f"{text}\n{'':<14} {'':<10}  -> {word(finding.remedy)}" if finding.remedy else text

@@ -55,7 +55,7 @@ def model(config: Config | None) -> list[Finding]:
     except ConfigError as error:
         return [failed("model", str(error), "`headrace model make RECIPE FOLDER`, or model.path=…")]
     absent = [name for name in ("tokenizer_config.json",) if not (path / name).is_file()]
-    weights = sorted(path.glob("*.safetensors"))
+    weights = sorted(path.glob("model*.safetensors"))
     if absent or not weights:
         lacks = ", ".join([*absent, *([] if weights else ["weights in safetensors"])])
         return [failed("model", f"{path} lacks {lacks}", "`headrace model fetch org/name`")]
