@@ -156,6 +156,20 @@ def test_every_key_and_the_resolved_configuration_are_shown(capsys):
     assert '"steps": 77' in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["config"], "the following arguments are required: ACTION"),
+        (["config", "key"], "invalid choice: 'key'"),
+        (["config", "keys", "learner", "actors"], "unrecognized arguments: actors"),
+    ],
+)
+def test_a_call_that_asks_for_no_keys_is_refused(capsys, arguments, said):
+    with pytest.raises(SystemExit, match="2"):
+        main(arguments)
+    assert said in capsys.readouterr().err
+
+
 def test_the_keys_are_a_page_of_tables_that_is_whole_or_refused(capsys):
     assert main(["config", "keys", "--markdown"]) == 0
     page = capsys.readouterr().out
