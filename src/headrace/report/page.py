@@ -82,7 +82,7 @@ async def render(config: Config) -> str:
 
 
 def _template(**values: Any) -> str:
-    style, script = (Markup((_HERE / name).read_text()) for name in ("page.css", "page.js"))
+    style, script = (Markup(_read(name)) for name in ("page.css", "page.js"))
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, keep_trailing_newline=True
     )
@@ -95,8 +95,12 @@ def _template(**values: Any) -> str:
         f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
-    template = environment.from_string((_HERE / "page.html").read_text())
+    template = environment.from_string(_read("page.html"))
     return template.render(policy=policy, style=style, script=script, **values)
+
+
+def _read(name: str) -> str:
+    return (_HERE / name).read_text(encoding="utf-8")
 
 
 def _hash(text: str) -> str:

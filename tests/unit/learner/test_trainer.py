@@ -17,6 +17,8 @@ from headrace.errors import CheckpointError, TrainingError
 from headrace.learner import checkpoint_files as files
 from headrace.learner.packing import pack, to_sample
 from headrace.learner.trainer import Trainer, TrainGroup
+from headrace.report.page import _charts
+from headrace.report.samples import History
 
 PROMPTS = ([5, 9, 3, 8, 1, 44, 20], [2, 60, 7], [11, 12, 13, 14, 15])
 TEMPERATURE = 0.7
@@ -291,6 +293,20 @@ def test_a_checkpoint_of_another_dtype_is_refused(make_model, tmp_path):
     trainer_of(make_model()).save(tmp_path)
     with pytest.raises(CheckpointError, match=r"model\.dtype bfloat16"):
         Trainer.restore(tmp_path, FAST, temperature=TEMPERATURE, dtype="float32")
+
+
+def test_the_report_draws_its_curves_from_what_a_step_reports(make_model, make_batch):
+    metrics = trainer_of(make_model()).train(make_batch(0)).metrics
+    row = {"step": 1.0, "time": 1.0, **metrics}
+    drawn = {chart.title: chart.svg for chart in _charts(History(), [row], 1) if chart.svg}
+    # the others rest on samples, which this history lacks
+    assert list(drawn) == [
+        "Entropy of the learner", "Staleness", "Lag of all trained tokens",
+        "Sampler and learner: log-probability", "Sampler and learner: KL",
+        "Effective sample size", "Truncated ratios", "Gradient norm",
+    ]  # fmt: skip
+    assert "lag 0: " in drawn["Sampler and learner: log-probability"]
+    assert "all trained tokens: " in drawn["Sampler and learner: log-probability"]
 
 
 def test_metrics_are_split_by_version_lag(make_model, make_batch):
