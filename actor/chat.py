@@ -9,6 +9,8 @@ conversation, and no sampled text is ever tokenised.
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from jinja2 import TemplateError
+
 from headrace.environments.protocol import Message
 from headrace.errors import ConfigError
 
@@ -46,8 +48,8 @@ class ChatFormat:
         """Find the template's end of turn and prove that the template can be appended to.
 
         Raises:
-            ConfigError: there is no chat template, no single token closes a message, or a later
-                message changes how an earlier one is rendered.
+            ConfigError: there is no chat template or it fails, no single token closes a message, or
+                a later message changes how an earlier one is rendered.
         """
         self._tokenizer = tokenizer
         self._special = sorted(set(tokenizer.all_special_tokens), key=len, reverse=True)
@@ -76,7 +78,11 @@ class ChatFormat:
         self.stop_token_ids = sorted(stops)
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
-        """Token ids of the prompt, up to where the model's first turn begins."""
+        """Token ids of the prompt, up to where the model's first turn begins.
+
+        Raises:
+            ConfigError: the template refuses the messages.
+        """
         return self._encode(self._text(messages))
 
     def reply(self, content: str) -> list[int]:
@@ -102,8 +108,13 @@ class ChatFormat:
             text: str = self._tokenizer.apply_chat_template(
                 conversation, tokenize=False, add_generation_prompt=True
             )
-        except ValueError as error:
-            raise ConfigError(f"the tokenizer cannot render a chat: {error}") from error
+        except (ValueError, TemplateError) as error:
+            # many templates raise at a system message, as their models know none
+            roles = ", ".join(m.role for m in messages)
+            raise ConfigError(
+                f"the tokenizer cannot render a chat of {roles}: {error}; take a model whose chat "
+                "template has these roles, or a domain without them"
+            ) from error
         return text
 
     def _defuse(self, content: str) -> str:

@@ -131,8 +131,9 @@ def _chat(folder: Path) -> ChatFormat:
         raise ConfigError(f"{folder} has no config.json: name a Hugging Face model folder")
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
+    except (OSError, ValueError, LookupError, AttributeError, TypeError) as error:
+        # the last three of JSON that holds something else than a tokenizer
+        reason = (str(error).strip() or repr(error)).splitlines()[0]
         raise ConfigError(f"{folder}: its tokenizer cannot be loaded: {reason}") from error
     return ChatFormat(tokenizer)
 

@@ -411,6 +411,18 @@ def test_a_template_without_a_closing_token_is_refused() -> None:
         ChatFormat(tokenizer(plain))
 
 
+def test_a_template_that_refuses_a_role_or_is_broken_is_named_with_what_it_was_given() -> None:
+    refusing = (
+        "{% if messages[0]['role'] == 'system' %}{{ raise_exception('No system') }}{% endif %}"
+    )
+    asked = [Message(role="system", content="s"), Message(role="user", content="u")]
+    said = "cannot render a chat of system, user: No system; take a model"
+    with pytest.raises(ConfigError, match=said):
+        ChatFormat(tokenizer(refusing + CHATML)).prompt(asked)
+    with pytest.raises(ConfigError, match="cannot render a chat of user: Expected an expression"):
+        ChatFormat(tokenizer("{% if %}"))
+
+
 def test_a_tokenizer_without_a_template_is_refused() -> None:
     bare = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer().backend_tokenizer, eos_token="<|im_end|>"

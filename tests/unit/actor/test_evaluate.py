@@ -5,7 +5,7 @@ import pytest
 from headrace.actor.chat import ChatFormat
 from headrace.actor.engine import Generation
 from headrace.actor.episode import Limits
-from headrace.actor.evaluate import Conditions, Exam, evaluate, read_weights
+from headrace.actor.evaluate import Conditions, Exam, _chat, evaluate, read_weights
 from headrace.actor.passrates import Sample
 from headrace.broker.records import Check, Span, Verdict
 from headrace.clock import SystemClock
@@ -118,3 +118,15 @@ def test_an_index_that_names_no_files_is_refused_with_its_folder(tmp_path, index
     (tmp_path / "model.safetensors.index.json").write_text(index)
     with pytest.raises(ConfigError, match=f"{tmp_path}: no weights in safetensors"):
         read_weights(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("tokenizer.json", "{}"), ("tokenizer.json", "{"), ("tokenizer_config.json", "[]")],
+)
+def test_a_file_that_holds_no_tokenizer_is_refused_with_its_folder(tmp_path, name, text):
+    folder = ensure_model(tmp_path / "m", "tiny-llama")
+    _chat(folder)
+    (folder / name).write_text(text)
+    with pytest.raises(ConfigError, match=f"^{folder}: its tokenizer cannot be loaded: ."):
+        _chat(folder)
