@@ -155,9 +155,9 @@ class WeightPublisher:
         ]
         delta = None
         if self._published is not None and len(self._chain) < self._settings.anchor_every:
-            before = self._published.weights.array()
-            if changed_share(before, flat) <= _MOST_CHANGED:
-                delta = encode_delta(before, flat, self._bucket_bytes)
+            base = self._published.weights.array()
+            if changed_share(base, flat) <= _MOST_CHANGED:
+                delta = encode_delta(base, flat, self._bucket_bytes)
         return _Staged(version, weights, weights_hash(weights.layout, hashes), hashes, delta)
 
     async def publish(self, version: int, tensors: Mapping[str, torch.Tensor]) -> PublishReport:
