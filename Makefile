@@ -9,6 +9,9 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null \
 	&& echo $$p && break; done)
 
+# two at a time: on two cores one worker left half of them idle; a file's tests stay together
+PYTEST := $(BIN)/pytest -n 2 --dist loadfile
+
 HAS_BROWSER := { command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null 2>&1
 
 .PHONY: setup train test browser check clean
@@ -19,9 +22,9 @@ train: setup
 	$(BIN)/headrace train examples/quickstart.toml
 
 test: setup browser
-	@if $(HAS_BROWSER); then set -x; $(BIN)/pytest; else \
+	@if $(HAS_BROWSER); then set -x; $(PYTEST); else \
 	echo "test: no Chromium here, so its tests are left out (docs/install.md)" >&2; \
-	set -x; $(BIN)/pytest -m "not gpu and not browser"; fi
+	set -x; $(PYTEST) -m "not gpu and not browser"; fi
 
 # the page of `headrace report` is tested in Chromium
 browser:
