@@ -7,6 +7,7 @@ conversation, and no sampled text is ever tokenised.
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 from jinja2 import TemplateError
@@ -130,3 +131,20 @@ class ChatFormat:
     def _decode_raw(self, token: int) -> str:
         text: str = self._tokenizer.decode([token], skip_special_tokens=False)
         return text
+
+
+def load_chat(folder: Path) -> ChatFormat:
+    """Chat format of a model's folder.
+
+    Raises:
+        ConfigError: its tokenizer cannot be loaded, or its chat template does not serve.
+    """
+    from transformers import AutoTokenizer  # seconds
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, LookupError, AttributeError, TypeError) as error:
+        # the last three of JSON that holds something else than a tokenizer
+        reason = (str(error).strip() or repr(error)).splitlines()[0]
+        raise ConfigError(f"{folder}: its tokenizer cannot be loaded: {reason}") from error
+    return ChatFormat(tokenizer)

@@ -20,9 +20,8 @@ import msgspec
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import AutoTokenizer
 
-from headrace.actor.chat import ChatFormat
+from headrace.actor.chat import ChatFormat, load_chat
 from headrace.actor.engine import Engine
 from headrace.actor.episode import EpisodeResult, Generator, Limits, check_room, run_episode
 from headrace.actor.passrates import Sample
@@ -46,12 +45,10 @@ class _Index(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Exam:
-    """Tasks 0 to `tasks` - 1 of one domain and level, each sampled `samples` times."""
+    """Tasks of one domain, each sampled `samples` times."""
 
     domain: Domain
-    level: int
-    split: str
-    tasks: int
+    tasks: Sequence[Task]
     samples: int
 
 
@@ -85,7 +82,9 @@ async def serving(
         EngineError: the engine did not come up, or the weights do not fit it.
         SandboxError: this host cannot run jails, in which everything is judged.
     """
-    chat = _chat(folder)
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"{folder} has no config.json: name a Hugging Face model folder")
+    chat = load_chat(folder)
     await proven()
     weights = HostWeights.of(read_weights(folder), DTYPES[dtype])
     engine = await Engine.start(
@@ -126,18 +125,6 @@ def read_weights(folder: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def _chat(folder: Path) -> ChatFormat:
-    if not (folder / "config.json").is_file():
-        raise ConfigError(f"{folder} has no config.json: name a Hugging Face model folder")
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, LookupError, AttributeError, TypeError) as error:
-        # the last three of JSON that holds something else than a tokenizer
-        reason = (str(error).strip() or repr(error)).splitlines()[0]
-        raise ConfigError(f"{folder}: its tokenizer cannot be loaded: {reason}") from error
-    return ChatFormat(tokenizer)
-
-
 async def evaluate(
     engine: Generator,
     chat: ChatFormat,
@@ -163,16 +150,15 @@ async def evaluate(
         EngineError: the engine failed.
         TaskError: a prompt leaves no room for an answer.
     """
-    drawn = [
-        (exam, exam.domain.task(index, split=exam.split, level=exam.level))
-        for exam in exams
-        for index in range(exam.tasks)
-    ]
-    for _, task in drawn:
-        # before the first sample: in the middle it would lose the others
-        check_room(chat.prompt(task.messages), task, conditions.limits)
+    for exam in exams:
+        for task in exam.tasks:
+            # before the first sample: in the middle it would lose the others
+            check_room(chat.prompt(task.messages), task, conditions.limits)
     asked = enumerate(
-        (exam, task, number) for exam, task in drawn for number in range(exam.samples)
+        (exam, task, number)
+        for exam in exams
+        for task in exam.tasks
+        for number in range(exam.samples)
     )
     done: dict[int, Sample] = {}
 

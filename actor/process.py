@@ -23,7 +23,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from headrace.actor.chat import ChatFormat
+from headrace.actor.chat import ChatFormat, load_chat
 from headrace.actor.engine import Engine
 from headrace.actor.receiver import Received, WeightReceiver
 from headrace.actor.rollout import RolloutWorker
@@ -121,8 +121,7 @@ class ActorProcess:
             HeadraceError: engine, weights, broker or the run's tasks make it impossible to go on.
         """
         async with leased(self._connection, self._names, "actor", self._ident, self._lease):
-            from transformers import AutoTokenizer  # seconds to import; the lease is held meanwhile
-
+            chat = load_chat(model)  # seconds; the lease is held meanwhile
             await proven()  # seconds, the first time since the host's boot
             logger.info("starting the engine")
             actors = self._config.actors
@@ -135,7 +134,6 @@ class ActorProcess:
                 max_num_seqs=actors.samples_in_flight,
             )
             try:
-                chat = ChatFormat(AutoTokenizer.from_pretrained(model))
                 await self._sample(engine, chat)
             finally:
                 self._status = "stopping"

@@ -22,6 +22,7 @@ from headrace.actor.evaluate import Conditions, Exam, evaluate, serving
 from headrace.actor.passrates import Sample, report
 from headrace.clock import SystemClock
 from headrace.config import Actors
+from headrace.environments.generate import distinct_tasks
 from headrace.environments.registry import get_domain
 
 ACTORS = Actors(max_model_len=512, samples_in_flight=48)
@@ -85,8 +86,8 @@ async def main(args: argparse.Namespace) -> None:
         for name in args.domains:
             domain = get_domain(name)
             for level in args.levels or range(domain.levels):
-                exam = Exam(domain, level, args.split, args.groups, args.group_size)
-                await measure(engine, chat, exam, args)
+                tasks = distinct_tasks(domain, level=level, split=args.split, count=args.groups)
+                await measure(engine, chat, Exam(domain, tasks, args.group_size), args)
         print(f"{time.monotonic() - begun:.0f} s", file=sys.stderr)
 
 

@@ -3,6 +3,7 @@
 import argparse
 import os
 import re
+import sys
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -178,8 +179,16 @@ def _exams(args: argparse.Namespace, config: Config) -> "list[Exam]":
         if level >= levels_of:
             raise ConfigError(f"domain {ident} has levels 0 to {levels_of - 1}, not {level}")
     from headrace.actor.evaluate import Exam  # seconds: torch
+    from headrace.environments.generate import distinct_tasks
 
-    return [
-        Exam(get_domain(ident), level, args.split, args.tasks, args.samples)
-        for ident, level in asked
-    ]
+    exams = []
+    for ident, level in asked:
+        domain = get_domain(ident)
+        tasks = distinct_tasks(domain, level=level, split=args.split, count=args.tasks)
+        if len(tasks) < args.tasks:
+            print(
+                f"{ident} level {level}: the split {args.split} has {len(tasks)} tasks, all asked",
+                file=sys.stderr,
+            )
+        exams.append(Exam(domain, tasks, args.samples))
+    return exams

@@ -58,7 +58,7 @@ async def evaluate_and_print(
         seed=args.seed,
     )
     with _sink(args.output) as sink:
-        progress = Progress(Console(stderr=True), sum(e.tasks * e.samples for e in exams))
+        progress = Progress(Console(stderr=True), sum(len(e.tasks) * e.samples for e in exams))
 
         def on_sample(sample: Sample) -> None:
             progress.add(sample)

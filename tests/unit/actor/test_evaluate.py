@@ -2,10 +2,10 @@
 
 import pytest
 
-from headrace.actor.chat import ChatFormat
+from headrace.actor.chat import ChatFormat, load_chat
 from headrace.actor.engine import Generation
 from headrace.actor.episode import Limits
-from headrace.actor.evaluate import Conditions, Exam, _chat, evaluate, read_weights
+from headrace.actor.evaluate import Conditions, Exam, evaluate, read_weights
 from headrace.actor.passrates import Sample
 from headrace.broker.records import Check, Span, Verdict
 from headrace.clock import SystemClock
@@ -79,7 +79,7 @@ async def run(tmp_path, domain, *, tasks=4, samples=2, engine=None):
     made = await evaluate(
         engine or Echo(),
         chat,
-        [Exam(domain, 0, "heldout", tasks, samples)],
+        [Exam(domain, [domain.task(i, split="heldout", level=0) for i in range(tasks)], samples)],
         CONDITIONS,
         NoWait(),
         seen.append,
@@ -126,7 +126,7 @@ def test_an_index_that_names_no_files_is_refused_with_its_folder(tmp_path, index
 )
 def test_a_file_that_holds_no_tokenizer_is_refused_with_its_folder(tmp_path, name, text):
     folder = ensure_model(tmp_path / "m", "tiny-llama")
-    _chat(folder)
+    load_chat(folder)
     (folder / name).write_text(text)
     with pytest.raises(ConfigError, match=f"^{folder}: its tokenizer cannot be loaded: ."):
-        _chat(folder)
+        load_chat(folder)
