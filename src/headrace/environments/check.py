@@ -53,6 +53,7 @@ _SHOWN = 3
 """Problems of one kind that are named."""
 _EPISODE_S = 600.0
 """Wall-clock limit of one episode: twice that of a run, since many are played at once."""
+_CLOSE_S = 20.0
 
 
 @dataclass
@@ -187,7 +188,14 @@ async def _play(
             seen = await session.step(answer(task, heard))
         verdict = await session.verdict()
     finally:
-        await session.close()
+        # the episode's deadline may have passed already
+        try:
+            async with asyncio.timeout(_CLOSE_S):
+                await session.close()
+        except TimeoutError as error:
+            raise EnvironmentFailure(
+                "close_deadline", f"the session was not closed within {_CLOSE_S:g} s"
+            ) from error
     check_verdict(verdict, turns=turns)
     return verdict
 

@@ -128,7 +128,8 @@ def check_verdict(verdict: Verdict, *, turns: int) -> None:
 
     Raises:
         EnvironmentFailure: nothing was checked, the score is no number in [0, 1], there is not one
-            step score for each turn, or a failure names no class.
+            step score for each turn, or the model is not charged, with a class, for just what
+            did not succeed.
     """
     if not verdict.checks:
         raise EnvironmentFailure("no_checks", "the verdict rests on no check")
@@ -139,7 +140,9 @@ def check_verdict(verdict: Verdict, *, turns: int) -> None:
         raise EnvironmentFailure(
             "bad_verdict", f"{len(verdict.step_scores)} step scores for {turns} turns"
         )
-    if verdict.side not in {"", "model"} or bool(verdict.side) != bool(verdict.kind):
+    charged = "" if verdict.success else "model"
+    if verdict.side != charged or bool(verdict.kind) != bool(charged):
         raise EnvironmentFailure(
-            "bad_verdict", f"side {verdict.side!r} with class {verdict.kind!r}"
+            "bad_verdict",
+            f"success {verdict.success} with side {verdict.side!r} and class {verdict.kind!r}",
         )

@@ -1,6 +1,5 @@
 """A headless Chromium over its debugging pipe: opens a page and tells what happened in it."""
 
-import base64
 import fcntl
 import json
 import os
@@ -10,7 +9,6 @@ import subprocess
 import tempfile
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -111,11 +109,6 @@ class Browser:
         )  # fmt: skip
         assert "exceptionDetails" not in done, done
         return done["result"].get("value")
-
-    def screenshot(self, page: Page, path: Path, *, whole: bool = True) -> None:
-        """Write a PNG of the page, all of it or what the window shows."""
-        shot = self.call("Page.captureScreenshot", page.session, captureBeyondViewport=whole)
-        path.write_bytes(base64.b64decode(shot["data"]))
 
     def call(self, method: str, session: str = "", **params: Any) -> dict[str, Any]:
         """Send a command and wait for its result."""

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 
 import pytest
+from msgspec.structs import replace
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -310,6 +311,10 @@ async def test_whatever_a_domain_raises_is_the_environments_failure(where: str) 
             ),
             "bad_verdict",
         ),
+        (lambda turns: replace(verdict(1), side="", kind=""), "bad_verdict"),
+        (lambda turns: replace(verdict(1), kind=""), "bad_verdict"),
+        (lambda turns: replace(verdict(1), side="environment"), "bad_verdict"),
+        (lambda turns: replace(verdict(1, success=True), side="model", kind="x"), "bad_verdict"),
     ],
 )
 async def test_a_verdict_that_proves_nothing_never_becomes_a_reward(

@@ -100,6 +100,21 @@ async def test_a_session_that_never_answers_is_named_with_its_answer_and_closed(
         assert problem.startswith(f"{what} {where}")
 
 
+async def test_a_session_that_does_not_close_is_named_with_its_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Open(Played):
+        async def close(self) -> None:
+            await asyncio.Event().wait()
+
+    for name, value in {"_CLOSE_S": 0.05, "HOSTILE": {}, "LIMITS_HIT": {}}.items():
+        monkeypatch.setattr(check, name, value)
+    report = await check_domain(Open(waits=False), level=0, tasks=1)
+    assert [problem.partition(": ")[2] for problem in report.problems] == [
+        "close_deadline: the session was not closed within 0.05 s"
+    ] * 2
+
+
 async def test_an_error_in_a_domains_code_keeps_its_traceback_and_says_what_led_to_it() -> None:
     domain = Played(waits=False)
     with pytest.raises(TimeoutError, match="a mistake") as caught:
