@@ -28,7 +28,7 @@ def changed_share(base: Bytes, new: Bytes) -> float:
     """Share of the 16-bit words that differ, estimated from one word in about a thousand.
 
     Costs a hundredth of `encode_delta`. With float32 weights nearly every low word changes in a
-    step, and encoding a difference that is then too large took half of a publication.
+    step: encoding the difference takes seconds and leaves nearly half of the bytes.
     """
     # a prime: no stride of a layer is a multiple of it
     before, after = base.view(_WORD)[::1009], new.view(_WORD)[::1009]
