@@ -264,8 +264,8 @@ class Probes(Section, frozen=True, kw_only=True):
     """Held-out evaluation through the same actors; probes are never trained on."""
 
     tasks: int = 50
-    """Held-out tasks per domain, sampled once each, before the first and after the last step; 0
-    turns probing off."""
+    """Held-out tasks per domain that differ, sampled once each, before the first and after the last
+    step; 0 turns probing off."""
 
     def __post_init__(self) -> None:
         at_least("tasks", self.tasks, 0)
