@@ -240,6 +240,29 @@ def test_the_closing_table_says_what_was_reached_and_what_it_cost(
     assert str(checkpoint) in "".join(table.split()), "the path may be folded"
 
 
+def test_the_report_of_a_run_that_trained_has_data_in_every_chart(
+    story: Story, run: Commands
+) -> None:
+    made = run.call("report", str(run.run_dir))
+    assert made.returncode == 0, made.stderr
+    page = (run.run_dir / "report.html").read_text(encoding="utf-8")
+    assert page.count('<svg class="chart"') == 12
+    assert "no data yet" not in page
+    assert "parity" in page
+
+
+def test_the_transcript_of_a_sample_that_was_trained_can_be_read(
+    story: Story, run: Commands
+) -> None:
+    listed = run.call("trajectories", str(run.run_dir), "--step", "1", "--json")
+    rows = [json.loads(line) for line in listed.stdout.splitlines()]
+    assert {row["step"] for row in rows} == {1}
+    shown = run.call("trajectories", str(run.run_dir), rows[0]["sample"])
+    assert shown.returncode == 0, shown.stderr
+    assert re.search(r"^sampled: tokens \d+-\d+, version 0, ", shown.stdout, re.MULTILINE)
+    assert re.search(r"^verdict: score [01]\.00, ", shown.stdout, re.MULTILINE)
+
+
 def test_a_finished_run_is_only_shown_again(story: Story, run: Commands) -> None:
     assert story.again.returncode == 0, story.again.stderr
     assert "the run is complete" in story.again.stdout
