@@ -1,4 +1,9 @@
-"""Admission: jails of this process together take no more CPU and memory than the host has."""
+"""Admission: jails of this process together take no more memory than the host has, and its CPUs.
+
+Memory is never promised twice. CPU is shared by the kernel, so a request is admitted while any is
+left: what is promised exceeds what there is by less than one request. Were it to fit whole, a
+scorer that asks for a core would wait until every tool that only sleeps has ended.
+"""
 
 import asyncio
 import os
@@ -56,7 +61,7 @@ class Admission:
                 f"a run with {cpus:g} CPUs and {memory >> 20} MiB can never be admitted: this host "
                 f"gives jails {self.cpus:g} CPUs and {self.memory >> 20} MiB"
             )
-        if not self._queue and self._fits(cpus, memory):
+        if not self._queue and self._fits(memory):
             self._grant(cpus, memory)
             return
         if len(self._queue) >= self.max_waiting:
@@ -82,9 +87,9 @@ class Admission:
         self._free_memory += memory
         self._admit()
 
-    def _fits(self, cpus: float, memory: int) -> bool:
-        # Fractions of a CPU add up with rounding.
-        return cpus <= self._free_cpus + 1e-9 and memory <= self._free_memory
+    def _fits(self, memory: int) -> bool:
+        # fractions of a CPU add up with rounding
+        return self._free_cpus > 1e-9 and memory <= self._free_memory
 
     def _grant(self, cpus: float, memory: int) -> None:
         self._free_cpus -= cpus
@@ -93,7 +98,7 @@ class Admission:
     def _admit(self) -> None:
         while self._queue:
             cpus, memory, future = self._queue[0]
-            if not self._fits(cpus, memory):
+            if not self._fits(memory):
                 return
             self._queue.popleft()
             if not future.done():
