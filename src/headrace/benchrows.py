@@ -38,11 +38,12 @@ def machine() -> dict[str, object]:
 def commit(folder: Path) -> str:
     """Commit of the checkout that holds a folder, with `-dirty` where files differ from it.
 
-    Stored results do not count as a difference. It is asked for once, because a checkout may move
-    on while a benchmark runs.
+    Stored results and their plots do not count as a difference. It is asked for once, because a
+    checkout may move on while a benchmark runs.
     """
     head = _git(folder, "rev-parse", "--short=12", "HEAD")
-    changed = _git(folder, "status", "--porcelain", "--", ":/", ":(top,exclude)benchmarks/results")
+    made = [":(top,exclude)benchmarks/results", ":(top,exclude)docs/*.svg"]
+    changed = _git(folder, "status", "--porcelain", "--", ":/", *made)
     return (head or "unknown") + ("-dirty" if changed else "")
 
 

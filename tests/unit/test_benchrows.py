@@ -1,11 +1,12 @@
 """Rows of all benchmarks have one form, so that figures of different days can be compared."""
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from headrace.benchrows import store
+from headrace.benchrows import commit, store
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = sorted((ROOT / "benchmarks" / "results").glob("*.jsonl"))
@@ -28,6 +29,25 @@ def test_a_row_is_appended_with_where_when_and_from_what_it_was_measured(tmp_pat
         "question": "a",
         "wall_s": 1.5,
     }
+
+
+@pytest.mark.parametrize(
+    ("changed", "dirty"),
+    [
+        ("benchmarks/results/speed.jsonl", False),
+        ("docs/speed.svg", False),
+        ("docs/speed.md", True),
+        ("learner/new.py", True),
+    ],
+)
+def test_what_a_benchmark_writes_is_no_change_of_what_it_measured(tmp_path, changed, dirty):
+    (tmp_path / "benchmarks").mkdir()
+    who = ["-c", "user.name=t", "-c", "user.email=t@t"]
+    for arguments in (["init", "-q"], [*who, "commit", "-q", "--allow-empty", "-m", "x"]):
+        subprocess.run(["git", *arguments], cwd=tmp_path, check=True)
+    (tmp_path / changed).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / changed).write_text("x")
+    assert commit(tmp_path / "benchmarks").endswith("-dirty") == dirty
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
