@@ -142,6 +142,12 @@ class Issuer:
             ordinal += 1
         return last
 
+    def probing(self) -> bool:
+        """Whether probes of the current version are still to be issued, or to be decided."""
+        state = self._machine.state
+        issued = state.probes_issued.get(state.version, 0)
+        return issued < self._curriculum.probes or self._machine.open_probes() > 0
+
     async def requeue(self) -> None:
         """Queue every open group that has no task, now and then."""
         if self._clock.monotonic() - self._requeued_at < REQUEUE_S:

@@ -213,7 +213,7 @@ class LearnerProcess:
                     await self._checkpoint()
         timesheet.switch("wait for probes")
         began = time.monotonic()
-        while self._probing():
+        while self._issuer.probing():
             self._check_progress(began)
             await self._changed.wait(1.0)
         timesheet.switch("checkpoint")
@@ -346,19 +346,13 @@ class LearnerProcess:
             self._report.progress(self._phase(), self._actors)
             await asyncio.sleep(1.0)
 
-    def _probing(self) -> bool:
-        state = self._machine.state
-        issued = state.probes_issued.get(state.version, 0)
-        wanted = self._config.probes.tasks * len(self._config.domains)
-        return issued < wanted or self._machine.open_probes() > 0
-
     def _phase(self) -> str:
         if not self._published.is_set():
             return "starting"
         version = self._machine.state.version
         if version == self._config.learner.steps:
-            return "final_probing" if self._probing() else "done"
-        return "probing" if version == 0 and self._probing() else "training"
+            return "final_probing" if self._issuer.probing() else "done"
+        return "probing" if version == 0 and self._issuer.probing() else "training"
 
     def _waiting_for(self) -> str:
         if not self._actors:

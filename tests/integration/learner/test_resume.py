@@ -15,6 +15,7 @@ from headrace.broker.runlog import RunLog
 from headrace.broker.server import bundled_server
 from headrace.broker.subjects import RunNames
 from headrace.learner.history import read_history
+from headrace.monitor.progress import read_summary
 from tests.chaos.commands import HEADRACE, Commands, kill, seeded
 from tests.integration.learner.scripted import acting
 
@@ -172,6 +173,21 @@ async def test_a_full_disk_ends_in_one_line_and_the_run_goes_on_when_there_is_ro
         assert lines[-1] == "ended with 0", run.output("learner")
     steps = [json.loads(line)["step"] for line in ledger.read_text().splitlines()]
     assert steps == [1, 2, 3, 4]
+
+
+async def test_a_run_that_asks_for_more_probes_than_there_are_asks_all_and_ends(
+    tmp_path: Path,
+) -> None:
+    settings = ["learner.steps=1", 'domains=[{id="python_functions"}]', "probes.tasks=1000"]
+    with Commands(tmp_path / "run", *settings) as run:
+        port = int(run.url.rpartition(":")[2])
+        async with bundled_server(tmp_path / "nats", port=port), acting(run.url, "run"):
+            assert await ended(run.start("learner"), 120) == 0, run.output("learner")
+    summary = read_summary(run.run_dir)
+    assert summary is not None
+    asked = {rate.n for rates in (summary.before, summary.after) for rate in rates.values()}
+    assert len(asked) == 1
+    assert 50 < asked.pop() < 1000
 
 
 async def test_a_second_learner_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
