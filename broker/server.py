@@ -25,6 +25,9 @@ from urllib.parse import urlsplit
 from headrace.broker.connection import without_credentials
 from headrace.errors import BrokerError, ConfigError
 
+CREDENTIALS = "credentials.conf"
+"""Link beside the server's configuration to the file that the configuration includes."""
+
 
 @dataclass(frozen=True)
 class BundledServer:
@@ -110,11 +113,9 @@ def _lock(store: Path) -> int:
     return descriptor
 
 
-def _settings(host: str, port: int, store: Path, credentials: str | None) -> str:
+def _settings(host: str, port: int, store: Path, *, credentials: bool) -> str:
     folder = json.dumps(str(store), ensure_ascii=False)
-    authorization = (
-        f"include {json.dumps(credentials, ensure_ascii=False)}\n" if credentials else ""
-    )
+    authorization = f"include {CREDENTIALS}\n" if credentials else ""
     return (
         f'host: "{host}"\nport: {port}\nserver_name: "headrace"\n'
         'max_payload: 8MB\nmax_pending: 256MB\nwrite_deadline: "10s"\n'
@@ -142,8 +143,8 @@ async def bundled_server(
         deadline_s: seconds until it must answer.
 
     Raises:
-        ConfigError: a non-loopback address without credentials, a port in use, or a store that
-            another server has open.
+        ConfigError: a non-loopback address without credentials, their file is not there, the port
+            is in use, or another server has the store open.
         BrokerError: the server did not come up; the message carries its last line.
     """
     if not _is_loopback_host(host) and credentials is None:
@@ -151,13 +152,20 @@ async def bundled_server(
             f"the broker would listen on {host} without credentials; use a loopback address, or "
             "pass --credentials FILE with an authorization block"
         )
+    if credentials is not None and not os.path.isfile(credentials):
+        raise ConfigError(f"--credentials {credentials}: no such file")
     port = port or _free_port(host)
     _check_port(host, port)
     store.mkdir(parents=True, exist_ok=True)
     config, log = store / "nats-server.conf", store / "nats-server.log"
     lock = _lock(store)
     try:
-        config.write_text(_settings(host, port, store / "data", credentials))
+        if credentials is not None:
+            # the server looks for every path beside its configuration, an absolute one too
+            (store / CREDENTIALS).unlink(missing_ok=True)
+            (store / CREDENTIALS).symlink_to(Path(credentials).resolve())
+        settings = _settings(host, port, store / "data", credentials=credentials is not None)
+        config.write_text(settings)
         with log.open("ab") as sink:
             # the server inherits the lock and holds it exactly as long as it lives
             process = await asyncio.create_subprocess_exec(

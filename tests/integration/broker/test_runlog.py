@@ -273,6 +273,29 @@ async def test_another_address_needs_credentials(tmp_path: Path) -> None:
             pass
 
 
+@pytest.mark.parametrize("folder", ["auth", 'auf "dem" Weg'])
+async def test_who_knows_the_credentials_is_let_in_and_nobody_else(
+    tmp_path: Path, folder: str
+) -> None:
+    (tmp_path / folder).mkdir()
+    file = tmp_path / folder / "auth.conf"
+    file.write_text('authorization { user: run, password: "s3cret" }\n')
+    async with bundled_server(tmp_path / "nats", host="0.0.0.0", credentials=str(file)) as server:
+        address = server.url.removeprefix("nats://").replace("0.0.0.0", "127.0.0.1")
+        async with connected(f"nats://run:s3cret@{address}", name="t", deadline_s=5):
+            pass
+        for who in ("", "run:wrong@"):
+            with pytest.raises(BrokerError, match="refuses the credentials"):
+                async with connected(f"nats://{who}{address}", name="t", deadline_s=5):
+                    pass
+
+
+async def test_credentials_that_are_not_there_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"auth\.conf: no such file"):
+        async with bundled_server(tmp_path, credentials=str(tmp_path / "auth.conf")):
+            pass
+
+
 async def test_every_write_is_synced(tmp_path: Path) -> None:
     async with bundled_server(tmp_path):
         assert "sync_interval: always" in (tmp_path / "nats-server.conf").read_text()
