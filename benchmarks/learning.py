@@ -173,7 +173,8 @@ def plot(runs: list[Run]) -> str:
             points = []
             for step in steps:
                 values = [curve[step] for curve in curves]
-                points.append(Point(step, statistics.fmean(values), min(values), max(values)))
+                edges = (min(values), max(values)) if len(values) > 1 else ()
+                points.append(Point(step, statistics.fmean(values), *edges))
             series.append(Series(arm, points))
         drawn[domain] = series
     last = max(step for run in runs for curve in run.curves.values() for step, _ in curve)

@@ -87,8 +87,9 @@ def lines(
     colours = colours_of(series)
     body = [_grid(horizontal, y, x, unit)]
     curves = [s for s in series if not s.marks]
-    if len(curves) <= _MOST_BANDS:
-        body += [_band(s.points, colours[s.name], horizontal, y) for s in curves]
+    bands = [_band(s.points, colours[s.name], horizontal, y) for s in curves]
+    if sum(map(bool, bands)) <= _MOST_BANDS:
+        body += bands
     body += [_curve(s, colours[s.name], horizontal, y) for s in curves]
     body += [_marks(s.points, colours[s.name], horizontal, y) for s in series if s.marks]
     body.append(_hits(series, horizontal, x, unit))
