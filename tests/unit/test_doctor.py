@@ -6,6 +6,7 @@ import socket
 import sys
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -72,6 +73,28 @@ async def test_a_doctor_that_is_stopped_takes_its_checks_along(tmp_path: Path) -
     checking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await checking
+    assert not alive(int(note.read_text()))
+
+
+async def test_a_doctor_that_is_stopped_while_a_check_starts_takes_it_along(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note = tmp_path / "pid"
+    hang = ["sh", "-c", f"sleep 600 & echo $! > {note}.new; mv {note}.new {note}; wait"]
+    start, release = asyncio.create_subprocess_exec, asyncio.Event()
+
+    async def slow_start(*arguments: Any, **options: Any) -> asyncio.subprocess.Process:
+        process = await start(*arguments, **options)
+        await release.wait()
+        return process
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", slow_start)
+    checking = asyncio.ensure_future(run_commands(600.0, hang=hang))
+    await asyncio.to_thread(wait_until, note.exists)
+    checking.cancel()
+    asyncio.get_running_loop().call_soon(release.set)
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(checking, 60)
     assert not alive(int(note.read_text()))
 
 

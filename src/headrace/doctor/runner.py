@@ -94,13 +94,21 @@ async def run_checks(
 
 
 async def _run(check: Check, command: Sequence[str], given: bytes) -> list[Finding]:
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-        start_new_session=True,
+    starting = asyncio.ensure_future(
+        asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+        )
     )
+    try:
+        process = await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        # asyncio would end this process alone, and wait for those that it started already
+        await _end(await starting)
+        raise
     try:
         async with asyncio.timeout(check.deadline_s):
             out, err = await process.communicate(given)
@@ -113,14 +121,18 @@ async def _run(check: Check, command: Sequence[str], given: bytes) -> list[Findi
             )
         ]
     finally:
-        # with everything that it started
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
+        await _end(process)
     if process.returncode == 0:
         with suppress(msgspec.MsgspecError):
             return msgspec.json.decode(out.splitlines()[-1], type=list[Finding])
     return [_broken(check, process.returncode, err)]
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """End a process with everything that it started."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    await process.wait()
 
 
 def _broken(check: Check, code: int | None, err: bytes) -> Finding:
