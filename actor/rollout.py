@@ -165,10 +165,11 @@ class RolloutWorker:
 
     async def _give_up(self, held: HeldTask) -> None:
         """Hand a task back at the end of this worker."""
-        # a request that is still open would receive the task again
-        with contextlib.suppress(nats.errors.Error):
-            await self._queue.stop_taking()
-            await held.hand_back()
+        # a request that is still open would receive the task again; if it cannot be withdrawn, that
+        # is no reason to let others wait for the heartbeat to lapse
+        for step in (self._queue.stop_taking, held.hand_back):
+            with contextlib.suppress(nats.errors.Error, TimeoutError):
+                await step()
 
     async def _keep(self, held: HeldTask) -> None:
         while True:

@@ -7,7 +7,6 @@ An actor that dies stops its heartbeats and the broker gives the task to another
 import contextlib
 import uuid
 
-import nats.errors
 import nats.js.errors
 from nats.aio.msg import Msg
 from nats.js import api
@@ -142,7 +141,7 @@ class TaskQueue:
                     self._names.pool_consumer(pool), stream=self._names.tasks_stream
                 )
             (message,) = await self._pulls[pool].fetch(1, timeout=wait_s)
-        except nats.errors.TimeoutError:
+        except TimeoutError:
             return None
         try:
             task = decode(message.data, Task, where=message.subject)
@@ -156,8 +155,9 @@ class TaskQueue:
         """Withdraw every open request for tasks; what is handed back then goes to another actor."""
         pulls, self._pulls = list(self._pulls.values()), {}
         for pull in pulls:
-            # what was delivered and not taken yet would wait for its heartbeat to lapse
-            with contextlib.suppress(nats.errors.TimeoutError):
+            # what was delivered and not taken yet would wait for its heartbeat to lapse; a fetch
+            # that finds nothing raises asyncio's error or nats-py's, which is a kind of it
+            with contextlib.suppress(TimeoutError):
                 for message in await pull.fetch(64, timeout=0.1):
                     await message.nak()
             await pull.unsubscribe()

@@ -177,7 +177,7 @@ class JobQueue:
             while not stop.is_set():
                 try:
                     (message,) = await pull.fetch(1, timeout=_FETCH_S)
-                except nats.errors.TimeoutError:
+                except TimeoutError:
                     continue
                 await self._handle(message)
 

@@ -78,7 +78,7 @@ async def test_what_the_run_on_the_broker_contradicts_is_refused(tmp_path: Path)
         port = int(run.url.rpartition(":")[2])
         async with (
             bundled_server(tmp_path / "nats", port=port),
-            connected(run.url, name="t", deadline_s=5) as connection,
+            connected(run.url, name="t", deadline_s=30) as connection,
         ):
             line = refused(run, "learner", "model.path=/nowhere/model", code=2)
             assert "/nowhere/model" in line

@@ -24,7 +24,7 @@ NAMES = RunNames("t")
 async def config(tmp_path: Path) -> AsyncIterator[Config]:
     async with (
         bundled_server(tmp_path / "broker") as server,
-        connected(server.url, name="t", deadline_s=5) as connection,
+        connected(server.url, name="t", deadline_s=30) as connection,
     ):
         await leases.create(connection, NAMES)
         await TaskQueue(connection, NAMES).create(["default"], ack_wait_s=30)

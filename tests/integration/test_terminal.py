@@ -184,7 +184,7 @@ async def test_a_shell_that_ends_between_two_commands_is_the_models_failure() ->
     shell = session._box._shell
     assert shell is not None
     assert shell._task is not None
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         await asyncio.shield(shell._task)
     assert (await session.step("true")).done
     verdict = await session.verdict()

@@ -140,7 +140,7 @@ class HandMadePeer:
 
 async def die_mid_bucket(url: str, names: RunNames) -> None:
     """Be a member that is killed when the fourth bucket has come."""
-    async with connected(url, name="dying", deadline_s=10) as connection:
+    async with connected(url, name="dying", deadline_s=30) as connection:
         peer = HandMadePeer(connection, names, "dying")
         peer.die_at = 3
         peer.go.set()
@@ -151,7 +151,7 @@ async def die_mid_bucket(url: str, names: RunNames) -> None:
 async def serve(url: str, names: RunNames) -> None:
     """Be an actor until killed."""
     async with (
-        connected(url, name="process", deadline_s=10) as connection,
+        connected(url, name="process", deadline_s=30) as connection,
         actor(connection, names, "process"),
     ):
         await asyncio.Event().wait()

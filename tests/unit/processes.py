@@ -22,3 +22,8 @@ def alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+def wait_until_ended(pid: int) -> None:
+    """A killed process that is nobody's child here ends when the kernel comes to it."""
+    wait_until(lambda: not alive(pid))

@@ -20,7 +20,7 @@ from headrace.errors import BrokerError, SandboxError
 from headrace.models import ensure_model
 from headrace.monitor.placement import GPU_DRIVER
 from headrace.sandbox.preflight import Preflight, Proof
-from tests.unit.processes import alive, wait_until
+from tests.unit.processes import wait_until, wait_until_ended
 
 
 def config(*settings: str) -> Config:
@@ -62,7 +62,7 @@ async def test_a_check_that_hangs_costs_its_own_line_alone_and_leaves_no_process
     assert states(found) == {"fine": OK, "hang": FAILED}
     assert found[0].check == "fine", "it is shown before the slow one ends"
     assert "did not end within 2 s" in found[1].found
-    assert not alive(int(note.read_text()))
+    wait_until_ended(int(note.read_text()))
 
 
 async def test_a_doctor_that_is_stopped_takes_its_checks_along(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ async def test_a_doctor_that_is_stopped_takes_its_checks_along(tmp_path: Path) -
     checking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await checking
-    assert not alive(int(note.read_text()))
+    wait_until_ended(int(note.read_text()))
 
 
 async def test_a_doctor_that_is_stopped_while_a_check_starts_takes_it_along(
@@ -95,7 +95,7 @@ async def test_a_doctor_that_is_stopped_while_a_check_starts_takes_it_along(
     asyncio.get_running_loop().call_soon(release.set)
     with pytest.raises(asyncio.CancelledError):
         await asyncio.wait_for(checking, 60)
-    assert not alive(int(note.read_text()))
+    wait_until_ended(int(note.read_text()))
 
 
 @pytest.mark.parametrize(

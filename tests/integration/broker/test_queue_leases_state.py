@@ -1,6 +1,7 @@
 """Task queue, leases and run state on a real nats-server."""
 
 import asyncio
+import contextlib
 import os
 import signal
 from dataclasses import replace
@@ -8,7 +9,9 @@ from pathlib import Path
 
 import msgspec
 import nats.errors
+import nats.js.errors
 import pytest
+from nats.js.client import JetStreamContext
 
 from headrace.broker import leases
 from headrace.broker.connection import connect, connected
@@ -34,20 +37,20 @@ def issued(ordinal: int) -> Issued:
 async def test_a_task_is_held_by_one_actor_until_it_is_done(tmp_path: Path) -> None:
     async with (
         bundled_server(tmp_path) as server,
-        connected(server.url, name="t", deadline_s=5) as connection,
+        connected(server.url, name="t", deadline_s=30) as connection,
     ):
         queue = TaskQueue(connection, NAMES)
         await queue.create(["p"], ack_wait_s=30)
         await queue.put(issued(7), pool="p", delivery="1.0")
         await queue.put(issued(7), pool="p", delivery="1.0")
-        held = await queue.take("p", wait_s=2)
+        held = await queue.take("p", wait_s=20)
         assert held is not None
         assert held.issued == issued(7)
         assert await queue.take("p", wait_s=0.1) is None, "the same task was stored once"
         assert await queue.groups() == {7}
         assert await queue.depths(["p"]) == {"p": (0, 1)}
         await held.hand_back()
-        again = await queue.take("p", wait_s=2)
+        again = await queue.take("p", wait_s=20)
         assert again is not None
         await again.done()
         await connection.nc.flush()
@@ -57,19 +60,19 @@ async def test_a_task_is_held_by_one_actor_until_it_is_done(tmp_path: Path) -> N
 async def test_a_task_without_heartbeat_goes_to_another_actor(tmp_path: Path) -> None:
     async with (
         bundled_server(tmp_path) as server,
-        connected(server.url, name="t", deadline_s=5) as connection,
+        connected(server.url, name="t", deadline_s=30) as connection,
     ):
         queue = TaskQueue(connection, NAMES)
         await queue.create(["p"], ack_wait_s=1)
         await queue.put(issued(0), pool="p", delivery="1.0")
-        assert await queue.take("p", wait_s=2) is not None
-        assert await queue.take("p", wait_s=5) is not None
+        assert await queue.take("p", wait_s=20) is not None
+        assert await queue.take("p", wait_s=20) is not None
 
 
 async def test_started_attempts_are_counted_per_group(tmp_path: Path) -> None:
     async with (
         bundled_server(tmp_path) as server,
-        connected(server.url, name="t", deadline_s=5) as connection,
+        connected(server.url, name="t", deadline_s=30) as connection,
     ):
         queue = TaskQueue(connection, NAMES)
         await queue.create(["p"], ack_wait_s=30)
@@ -81,7 +84,7 @@ async def test_a_start_whose_answer_was_lost_is_counted_once(
 ) -> None:
     async with (
         bundled_server(tmp_path) as server,
-        connected(server.url, name="t", deadline_s=5) as connection,
+        connected(server.url, name="t", deadline_s=30) as connection,
     ):
         queue = TaskQueue(connection, NAMES)
         await queue.create(["p"], ack_wait_s=30)
@@ -101,10 +104,39 @@ async def test_a_start_whose_answer_was_lost_is_counted_once(
         assert await queue.begin(1) == 2
 
 
+@pytest.mark.parametrize(
+    "error", [TimeoutError, nats.errors.TimeoutError, nats.js.errors.FetchTimeoutError]
+)
+async def test_an_empty_pool_is_no_error_in_whatever_way_the_client_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
+) -> None:
+    async with (
+        bundled_server(tmp_path) as server,
+        connected(server.url, name="t", deadline_s=30) as connection,
+    ):
+        queue = TaskQueue(connection, NAMES)
+        await queue.create(["p"], ack_wait_s=30)
+        fetch = JetStreamContext.PullSubscription.fetch
+
+        async def empty(
+            pull: JetStreamContext.PullSubscription, batch: int, timeout: float
+        ) -> None:
+            with contextlib.suppress(TimeoutError):
+                await fetch(pull, batch, timeout=timeout)
+            raise error
+
+        with monkeypatch.context() as patch:
+            patch.setattr(JetStreamContext.PullSubscription, "fetch", empty)
+            assert await queue.take("p", wait_s=0.1) is None
+            await queue.stop_taking()
+        await queue.put(issued(1), pool="p", delivery="0")
+        assert await queue.take("p", wait_s=20) is not None
+
+
 async def test_a_pool_that_the_run_does_not_have_is_named(tmp_path: Path) -> None:
     async with (
         bundled_server(tmp_path) as server,
-        connected(server.url, name="t", deadline_s=5) as connection,
+        connected(server.url, name="t", deadline_s=30) as connection,
     ):
         queue = TaskQueue(connection, NAMES)
         await queue.create(["p"], ack_wait_s=30)
@@ -118,7 +150,7 @@ LEASE = leases.Lease(role="actor", id="a1", pid=1, host="h", started=0.0, status
 async def test_a_lease_that_cannot_be_read_is_passed_over(tmp_path: Path) -> None:
     async with (
         bundled_server(tmp_path) as server,
-        connected(server.url, name="t", deadline_s=5) as connection,
+        connected(server.url, name="t", deadline_s=30) as connection,
     ):
         await leases.create(connection, NAMES)
         await leases.renew(connection, NAMES, LEASE)
@@ -131,7 +163,7 @@ async def test_a_lease_that_cannot_be_read_is_passed_over(tmp_path: Path) -> Non
 async def test_a_lease_is_renewed_on_a_broker_that_forgot_the_stream(tmp_path: Path) -> None:
     async with (
         bundled_server(tmp_path) as server,
-        connected(server.url, name="t", deadline_s=5) as connection,
+        connected(server.url, name="t", deadline_s=30) as connection,
     ):
         await leases.create(connection, NAMES)
         await connection.js.delete_stream(NAMES.lease_stream)
@@ -142,7 +174,7 @@ async def test_a_lease_is_renewed_on_a_broker_that_forgot_the_stream(tmp_path: P
 async def test_a_lease_is_listed_until_released(tmp_path: Path) -> None:
     async with (
         bundled_server(tmp_path) as server,
-        connected(server.url, name="t", deadline_s=5) as connection,
+        connected(server.url, name="t", deadline_s=30) as connection,
     ):
         await leases.create(connection, NAMES)
         assert await leases.alive(connection, NAMES) == []
@@ -161,12 +193,12 @@ async def test_a_lease_expires_when_it_is_not_renewed(
     monkeypatch.setattr(leases, "TTL_S", 1)
     async with (
         bundled_server(tmp_path) as server,
-        connected(server.url, name="t", deadline_s=5) as connection,
+        connected(server.url, name="t", deadline_s=30) as connection,
     ):
         await leases.create(connection, NAMES)
         lease = leases.Lease(role="actor", id="a", pid=1, host="h", started=0.0, status="x")
         await leases.renew(connection, NAMES, lease)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while await leases.alive(connection, NAMES):
                 pass
 
@@ -174,7 +206,7 @@ async def test_a_lease_expires_when_it_is_not_renewed(
 async def test_the_lineage_rises_by_one_and_fences_the_older_learner(tmp_path: Path) -> None:
     async with (
         bundled_server(tmp_path) as server,
-        connected(server.url, name="t", deadline_s=5) as connection,
+        connected(server.url, name="t", deadline_s=30) as connection,
     ):
         state = RunState(connection, NAMES)
         await state.create()
@@ -198,7 +230,7 @@ async def test_model_files_and_the_current_version_travel_through_the_broker(
     (folder / "model.safetensors").write_bytes(b"not sent")
     async with (
         bundled_server(tmp_path / "nats") as server,
-        connected(server.url, name="t", deadline_s=5) as connection,
+        connected(server.url, name="t", deadline_s=30) as connection,
     ):
         state = RunState(connection, NAMES)
         await state.create()

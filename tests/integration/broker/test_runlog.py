@@ -40,7 +40,7 @@ async def new_log(connection: Connection, max_bytes: int = 64 << 20) -> RunLog:
 async def test_read_returns_every_record_once_in_order(tmp_path: Path) -> None:
     async with (
         bundled_server(tmp_path) as server,
-        connected(server.url, name="t", deadline_s=5) as connection,
+        connected(server.url, name="t", deadline_s=30) as connection,
     ):
         log = await new_log(connection)
         after = 0
@@ -59,7 +59,7 @@ async def test_a_reply_that_lost_a_record_is_asked_for_again(
 ) -> None:
     async with (
         bundled_server(tmp_path) as server,
-        connected(server.url, name="t", deadline_s=5) as connection,
+        connected(server.url, name="t", deadline_s=30) as connection,
     ):
         log = await new_log(connection)
         for group in range(4):
@@ -84,7 +84,7 @@ async def test_a_reply_that_lost_a_record_is_asked_for_again(
 async def test_the_first_record_of_a_slot_decides_it(tmp_path: Path) -> None:
     async with (
         bundled_server(tmp_path) as server,
-        connected(server.url, name="t", deadline_s=5) as connection,
+        connected(server.url, name="t", deadline_s=30) as connection,
     ):
         log = await new_log(connection)
         assert await log.decide(failed(3, 0), limit=9999, domain="d")
@@ -97,7 +97,7 @@ async def test_the_first_record_of_a_slot_decides_it(tmp_path: Path) -> None:
 async def test_a_second_writer_is_fenced_and_a_retry_is_not(tmp_path: Path) -> None:
     async with (
         bundled_server(tmp_path) as server,
-        connected(server.url, name="t", deadline_s=5) as connection,
+        connected(server.url, name="t", deadline_s=30) as connection,
     ):
         log = await new_log(connection)
         first = await log.append(issued(0), after=0, message_id="mine-0")
@@ -109,7 +109,7 @@ async def test_a_second_writer_is_fenced_and_a_retry_is_not(tmp_path: Path) -> N
 async def test_the_fence_holds_after_all_records_of_a_subject_were_purged(tmp_path: Path) -> None:
     async with (
         bundled_server(tmp_path) as server,
-        connected(server.url, name="t", deadline_s=5) as connection,
+        connected(server.url, name="t", deadline_s=30) as connection,
     ):
         log = await new_log(connection)
         first = await log.append(issued(0), after=0, message_id="mine-0")
@@ -124,7 +124,7 @@ async def test_the_fence_holds_after_all_records_of_a_subject_were_purged(tmp_pa
 async def test_purge_keeps_what_lies_behind_the_position(tmp_path: Path) -> None:
     async with (
         bundled_server(tmp_path) as server,
-        connected(server.url, name="t", deadline_s=5) as connection,
+        connected(server.url, name="t", deadline_s=30) as connection,
     ):
         log = await new_log(connection)
         for group in range(5):
@@ -147,7 +147,7 @@ async def test_a_purge_outlasts_a_short_loss_of_the_broker(
 ) -> None:
     async with (
         bundled_server(tmp_path) as server,
-        connected(server.url, name="t", deadline_s=5) as connection,
+        connected(server.url, name="t", deadline_s=30) as connection,
     ):
         log = await new_log(connection)
         for group in range(3):
@@ -169,7 +169,7 @@ async def test_a_purge_outlasts_a_short_loss_of_the_broker(
 async def test_a_replaced_stream_is_refused(tmp_path: Path) -> None:
     async with (
         bundled_server(tmp_path) as server,
-        connected(server.url, name="t", deadline_s=5) as connection,
+        connected(server.url, name="t", deadline_s=30) as connection,
     ):
         log = await new_log(connection)
         await connection.js.delete_stream(NAMES.log_stream)
@@ -181,7 +181,7 @@ async def test_a_replaced_stream_is_refused(tmp_path: Path) -> None:
 async def test_a_full_log_is_one_clear_error_and_loses_nothing(tmp_path: Path) -> None:
     async with (
         bundled_server(tmp_path) as server,
-        connected(server.url, name="t", deadline_s=5) as connection,
+        connected(server.url, name="t", deadline_s=30) as connection,
     ):
         log = await new_log(connection, max_bytes=4096)
         accepted = 0
@@ -218,7 +218,7 @@ async def test_the_log_survives_a_killed_broker_and_the_reader_goes_on(tmp_path:
 async def test_an_unknown_run_is_named_after_the_deadline(tmp_path: Path) -> None:
     async with (
         bundled_server(tmp_path) as server,
-        connected(server.url, name="t", deadline_s=5) as connection,
+        connected(server.url, name="t", deadline_s=30) as connection,
     ):
         with pytest.raises(DeadlineError, match="no run 't'"):
             await RunLog.attach(connection, NAMES, deadline_s=0.1)
@@ -242,7 +242,7 @@ async def test_a_connection_shows_its_address_without_the_password(tmp_path: Pat
     async with bundled_server(tmp_path) as server:
         address = server.url.partition("://")[2]
         url = f"nats://me:secret@{address}"
-        async with connected(url, name="t", deadline_s=5) as connection:
+        async with connected(url, name="t", deadline_s=30) as connection:
             assert connection.url == server.url
 
 
@@ -282,11 +282,11 @@ async def test_who_knows_the_credentials_is_let_in_and_nobody_else(
     file.write_text('authorization { user: run, password: "s3cret" }\n')
     async with bundled_server(tmp_path / "nats", host="0.0.0.0", credentials=str(file)) as server:
         address = server.url.removeprefix("nats://").replace("0.0.0.0", "127.0.0.1")
-        async with connected(f"nats://run:s3cret@{address}", name="t", deadline_s=5):
+        async with connected(f"nats://run:s3cret@{address}", name="t", deadline_s=30):
             pass
         for who in ("", "run:wrong@"):
             with pytest.raises(BrokerError, match="refuses the credentials"):
-                async with connected(f"nats://{who}{address}", name="t", deadline_s=5):
+                async with connected(f"nats://{who}{address}", name="t", deadline_s=30):
                     pass
 
 

@@ -52,7 +52,7 @@ async def stopped_run(run_dir: Path) -> None:
     """A run whose broker is down: some records in the archive, all in the store."""
     async with (
         bundled_server(run_dir / "broker") as server,
-        connected(server.url, name="t", deadline_s=5) as connection,
+        connected(server.url, name="t", deadline_s=30) as connection,
     ):
         log = await RunLog.create(connection, NAMES, max_bytes=64 << 20)
         await decide_all(log)
@@ -71,7 +71,7 @@ def free_url() -> str:
 async def test_what_is_purged_during_the_reading_is_read_from_the_archive(tmp_path: Path) -> None:
     async with (
         bundled_server(tmp_path / "broker") as server,
-        connected(server.url, name="t", deadline_s=5) as connection,
+        connected(server.url, name="t", deadline_s=30) as connection,
     ):
         log = await RunLog.create(connection, NAMES, max_bytes=64 << 20)
         await decide_all(log)
@@ -113,7 +113,7 @@ async def test_the_store_is_opened_where_another_run_of_its_name_has_the_address
     await stopped_run(tmp_path / "run")
     async with (
         bundled_server(tmp_path / "other") as server,
-        connected(server.url, name="t", deadline_s=5) as connection,
+        connected(server.url, name="t", deadline_s=30) as connection,
     ):
         await RunLog.create(connection, NAMES, max_bytes=64 << 20)
         found = await numbers(history.read_history(config_of(tmp_path / "run", server.url)))

@@ -284,7 +284,7 @@ async def test_a_run_that_goes_on_is_read_from_its_broker(capsys, tmp_path):
     recorder = Recorder(tmp_path / "run", ("parity",), 1, lambda group, index: "hello")
     async with (
         bundled_server(tmp_path / "run/broker") as server,
-        connected(server.url, name="t", deadline_s=10) as connection,
+        connected(server.url, name="t", deadline_s=30) as connection,
     ):
         log = await RunLog.create(connection, names, max_bytes=64 << 20)
         task = TaskRef(domain="parity", level=0, split="train", index=0, hash="h")

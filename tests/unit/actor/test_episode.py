@@ -352,7 +352,7 @@ async def test_a_session_that_does_not_close_costs_one_attempt(
     monkeypatch.setattr(episode, "_CLOSE_S", 0.01)
     domain = Clinging()
     with pytest.raises(EnvironmentFailure, match="not closed within") as caught:
-        await asyncio.wait_for(play(Script([*spelled("x"), chat().end_of_turn]), domain), 10)
+        await asyncio.wait_for(play(Script([*spelled("x"), chat().end_of_turn]), domain), 60)
     assert caught.value.kind == "close_deadline"
     assert domain.closed == 1
 
@@ -367,7 +367,7 @@ async def test_a_session_that_does_not_close_after_the_deadline_ends_all_the_sam
 
     monkeypatch.setattr(episode, "_CLOSE_S", 0.01)
     with pytest.raises(EnvironmentFailure) as caught:
-        await asyncio.wait_for(play(Silent(), Clinging(), deadline_s=0.01), 10)
+        await asyncio.wait_for(play(Silent(), Clinging(), deadline_s=0.01), 60)
     assert caught.value.kind == "episode_deadline"
 
 
