@@ -40,7 +40,7 @@ def test_after_a_kill_of_every_role_the_ledger_is_whole_and_the_weights_are_thos
             victim = processes[role]
             # broker and learner are in mid-work while samples are being made for them
             workers = [victim] if role == "actor" else [processes["actor"], second]
-            run.until(partial(holding, run, workers), processes["learner"], deadline_s=120)
+            run.until(partial(holding, run, workers), processes["learner"], deadline_s=240)
             assert victim.poll() is None, f"the {role} lives until it is killed"
             assert run.steps() < STEPS, "the run is not over"
             kill(victim)
@@ -50,7 +50,7 @@ def test_after_a_kill_of_every_role_the_ledger_is_whole_and_the_weights_are_thos
             run.until(partial(beyond, run, before), processes["learner"], deadline_s=240)
 
         assert processes["learner"].wait(240) == 0, run.output("learner")
-        assert second.wait(60) == 0, run.output("actor")
+        assert second.wait(240) == 0, run.output("actor")
 
         ledger = run.ledger()
         assert [row["step"] for row in ledger] == list(range(1, STEPS + 1)), "no hole"

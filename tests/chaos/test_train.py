@@ -20,7 +20,7 @@ STEPS = 12
 BATCH = 4
 WINDOW_STEPS = 3
 """Steps after which every group that was outstanding is in the ledger."""
-ACK_WAIT_S = 30
+ACK_WAIT_S = 60
 """A task that is held was kept alive at most a third of this ago, and comes back after it unasked;
 one that was handed back just before the broker stopped does so too, as if it were still held."""
 
@@ -81,13 +81,13 @@ def story(run: Commands) -> Story:
     before, members = run.steps(), family(train.pid)
     asked = time.monotonic()
     joined.send_signal(signal.SIGTERM)
-    left = joined.wait(60)
+    left = joined.wait(240)
     back = run.status()
-    run.until(lambda: run.steps() >= before + WINDOW_STEPS, train, deadline_s=120)
+    run.until(lambda: run.steps() >= before + WINDOW_STEPS, train, deadline_s=240)
     passed_s = time.monotonic() - asked
 
     train.send_signal(signal.SIGINT)
-    interrupted = train.wait(90)
+    interrupted = train.wait(240)
     now = processes()
     survivors = [
         command
@@ -96,7 +96,7 @@ def story(run: Commands) -> Story:
     ]
     steps, first = run.steps(), run.output("train")
 
-    resumed = run.start("train").wait(120)
+    resumed = run.start("train").wait(240)
     second = run.output("train")[len(first) :]
     started = time.monotonic()
     again = run.call("train", str(run.run_dir))
@@ -139,7 +139,7 @@ def busy(
         held = [item["held"] for item in status["processes"] if item["pid"] == actor.pid]
         return any(held) and status["queues"]["default"]["waiting"] > 0
 
-    run.until(is_busy, train, deadline_s=120)
+    run.until(is_busy, train, deadline_s=240)
     return status
 
 

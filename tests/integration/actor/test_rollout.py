@@ -126,10 +126,10 @@ class Bench:
             ScriptedWeights(), actor="a", sample_limit=self.limit, clock=clock or SystemClock(),
         )  # fmt: skip
 
-    async def issue(self, *, size: int = 2, version: int = 0) -> None:
+    async def issue(self, *, ordinal: int = 0, size: int = 2, version: int = 0) -> None:
         issued = Issued(
-            ordinal=0, task=TASK.ref, purpose="train", group_size=size, version=version, lineage=1,
-            deadline=1e12, seed=0, seen=0,
+            ordinal=ordinal, task=TASK.ref, purpose="train", group_size=size, version=version,
+            lineage=1, deadline=1e12, seed=0, seen=0,
         )  # fmt: skip
         await self.queue.put(issued, pool="default", delivery="0")
 
@@ -209,6 +209,17 @@ async def test_a_cancelled_worker_hands_its_task_to_another_at_once(bench: Bench
         await asyncio.gather(task, return_exceptions=True)
     held = await bench.queue.take("default", wait_s=20)
     assert held is not None
+
+
+async def test_a_worker_that_holds_several_tasks_hands_each_back_at_once(bench: Bench) -> None:
+    for ordinal in range(4):
+        await bench.issue(ordinal=ordinal)
+    async with working(bench.worker()):
+        async with asyncio.timeout(60):
+            while bench.engine.asked < 8:
+                await bench.log.info()
+    taken = [await bench.queue.take("default", wait_s=20) for _ in range(4)]
+    assert {held.issued.ordinal for held in taken if held is not None} == {0, 1, 2, 3}
 
 
 @pytest.mark.parametrize("error", [TimeoutError, nats.errors.FlushTimeoutError])
