@@ -87,7 +87,7 @@ class RolloutWorker:
         self._actor = actor
         self._sample_limit = sample_limit
         self._clock = clock
-        self._held: set[int] = set()
+        self._held: dict[int, HeldTask] = {}
         self._room = asyncio.Condition()
         self._in_flight = 0
         self.unhealthy = ""
@@ -113,6 +113,21 @@ class RolloutWorker:
                     tasks.create_task(self._take(pool, tasks))
         except BaseExceptionGroup as group:
             raise first_error(group) from group
+        finally:
+            await self._hand_back()
+
+    async def _hand_back(self) -> None:
+        """Give every task that is held back, and receive none any more."""
+        try:
+            # a request that is still open would receive the tasks again; if it cannot be withdrawn,
+            # that is no reason to let others wait for the heartbeats to lapse
+            with contextlib.suppress(nats.errors.Error, TimeoutError):
+                await self._queue.stop_taking()
+        finally:
+            for held in self._held.values():
+                with contextlib.suppress(nats.errors.Error):
+                    await held.hand_back()
+            self._held.clear()
 
     async def _take(self, pool: str, tasks: asyncio.TaskGroup) -> None:
         while True:
@@ -133,12 +148,11 @@ class RolloutWorker:
                 continue
             if held is None:
                 continue
-            if _is_cancelled():
-                await self._give_up(held)
-                raise asyncio.CancelledError
-            self._in_flight += held.issued.group_size
-            self._held.add(held.issued.ordinal)
             issued = held.issued
+            self._held[issued.ordinal] = held
+            if _is_cancelled():
+                raise asyncio.CancelledError
+            self._in_flight += issued.group_size
             with about(group=issued.ordinal, domain=issued.task.domain, version=issued.version):
                 tasks.create_task(self._run_group(held))
 
@@ -153,23 +167,13 @@ class RolloutWorker:
             self.unhealthy = str(error)
             logger.warning("group %d handed back: %s", issued.ordinal, error)
             await held.hand_back(delay_s=_UNHEALTHY_S)
-        except BaseException:
-            await self._give_up(held)
-            raise
         finally:
             keeping.cancel()
-            self._held.discard(issued.ordinal)
-            async with self._room:
-                self._in_flight -= issued.group_size
-                self._room.notify_all()
-
-    async def _give_up(self, held: HeldTask) -> None:
-        """Hand a task back at the end of this worker."""
-        # a request that is still open would receive the task again; if it cannot be withdrawn, that
-        # is no reason to let others wait for the heartbeat to lapse
-        for step in (self._queue.stop_taking, held.hand_back):
-            with contextlib.suppress(nats.errors.Error, TimeoutError):
-                await step()
+        # an error ends the worker, which hands back what is held then
+        del self._held[issued.ordinal]
+        async with self._room:
+            self._in_flight -= issued.group_size
+            self._room.notify_all()
 
     async def _keep(self, held: HeldTask) -> None:
         while True:

@@ -4,10 +4,10 @@ A task leaves the queue when its actor acknowledges it, after the last slot of t
 An actor that dies stops its heartbeats and the broker gives the task to another one.
 """
 
-import asyncio
 import contextlib
 import uuid
 
+import nats.errors
 import nats.js.errors
 from nats.aio.msg import Msg
 from nats.js import api
@@ -50,7 +50,6 @@ class TaskQueue:
         self._connection = connection
         self._names = names
         self._pulls: dict[str, JetStreamContext.PullSubscription] = {}
-        self._stopping = asyncio.Lock()
 
     async def create(self, pools: list[str], *, ack_wait_s: float) -> None:
         """Create the streams and one consumer per pool; existing ones are kept."""
@@ -154,23 +153,21 @@ class TaskQueue:
         return HeldTask(message, task.issued)
 
     async def stop_taking(self) -> None:
-        """Withdraw every open request for tasks; what is handed back then goes to another actor.
-
-        Several callers at once return when the requests are withdrawn, not before.
-        """
-        async with self._stopping:
-            pulls, self._pulls = list(self._pulls.values()), {}
-            left = []
+        """Withdraw every open request for tasks; what is handed back then goes to another actor."""
+        pulls, self._pulls = list(self._pulls.values()), {}
+        left = []
+        try:
             for pull in pulls:
                 # what was delivered and not taken yet would wait for its heartbeat to lapse; a
                 # fetch that finds nothing raises asyncio's error or nats-py's, a kind of it
-                with contextlib.suppress(TimeoutError):
+                with contextlib.suppress(nats.errors.Error, TimeoutError):
                     left += await pull.fetch(64, timeout=0.1)
                 await pull.unsubscribe()
             await self._connection.nc.flush(timeout=2)
-        # not before: an open request would receive them again
-        for message in left:
-            await message.nak()
+        finally:
+            # not before: an open request would receive them again
+            for message in left:
+                await message.nak()
 
     async def begin(self, group: int) -> int:
         """Count one more started attempt on a group; returns how many were started so far."""

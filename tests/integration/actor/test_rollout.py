@@ -222,6 +222,39 @@ async def test_a_worker_that_holds_several_tasks_hands_each_back_at_once(bench: 
     assert {held.issued.ordinal for held in taken if held is not None} == {0, 1, 2, 3}
 
 
+async def test_an_engine_that_dies_gives_every_task_that_was_held_to_others_at_once(
+    bench: Bench,
+) -> None:
+    for ordinal in range(4):
+        await bench.issue(ordinal=ordinal)
+    running = asyncio.ensure_future(bench.worker().run())
+    async with asyncio.timeout(60):
+        while bench.engine.asked < 8:
+            await bench.log.info()
+    bench.engine.error = "the engine died"
+    bench.engine.gate.set()
+    with pytest.raises(EngineError, match="the engine died"):
+        await asyncio.wait_for(running, 60)
+    taken = [await bench.queue.take("default", wait_s=20) for _ in range(4)]
+    assert {held.issued.ordinal for held in taken if held is not None} == {0, 1, 2, 3}
+
+
+async def test_a_worker_that_stops_while_it_waits_for_a_task_receives_none(bench: Bench) -> None:
+    async with working(bench.worker()):
+        async with asyncio.timeout(60):
+            while not await asking(bench):
+                pass
+    await bench.issue()
+    assert await bench.queue.take("default", wait_s=20) is not None
+
+
+async def asking(bench: Bench) -> int:
+    info = await bench.connection.js.consumer_info(
+        NAMES.tasks_stream, NAMES.pool_consumer("default")
+    )
+    return info.num_waiting or 0
+
+
 @pytest.mark.parametrize("error", [TimeoutError, nats.errors.FlushTimeoutError])
 async def test_a_worker_that_cannot_withdraw_its_requests_hands_its_task_back_all_the_same(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, error: type[Exception]

@@ -14,7 +14,7 @@ import pytest
 from nats.js.client import JetStreamContext
 
 from headrace.broker import leases
-from headrace.broker.connection import connect, connected
+from headrace.broker.connection import Connection, connect, connected
 from headrace.broker.records import Issued, TaskRef, encode
 from headrace.broker.server import bundled_server
 from headrace.broker.state import Current, RunState
@@ -134,29 +134,38 @@ async def test_an_empty_pool_is_no_error_in_whatever_way_the_client_says_so(
         assert await queue.take("p", wait_s=20) is not None
 
 
-async def test_whoever_withdraws_requests_waits_until_they_are_withdrawn(
+async def test_a_task_that_came_too_late_to_be_taken_goes_to_another_actor_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with (
         bundled_server(tmp_path) as server,
         connected(server.url, name="t", deadline_s=30) as connection,
     ):
-        queue = TaskQueue(connection, NAMES)
+        queue, other = TaskQueue(connection, NAMES), TaskQueue(connection, NAMES)
         await queue.create(["p"], ack_wait_s=30)
-        assert await queue.take("p", wait_s=0.1) is None
-        unsubscribe, release = JetStreamContext.PullSubscription.unsubscribe, asyncio.Event()
+        taking = asyncio.ensure_future(queue.take("p", wait_s=60))
+        async with asyncio.timeout(60):
+            while not await waiting(connection):
+                pass
+        taking.cancel()
+        await asyncio.gather(taking, return_exceptions=True)
+        await queue.put(issued(1), pool="p", delivery="0")
+        flush = connection.nc.flush
 
-        async def slow(pull: JetStreamContext.PullSubscription) -> None:
-            await release.wait()
-            await unsubscribe(pull)
+        async def late(timeout: int) -> None:
+            await flush(timeout)
+            raise nats.errors.FlushTimeoutError
 
-        monkeypatch.setattr(JetStreamContext.PullSubscription, "unsubscribe", slow)
-        both = [asyncio.ensure_future(queue.stop_taking()) for _ in range(2)]
-        for _ in range(20):
-            await connection.nc.flush()
-        assert not any(task.done() for task in both), "it would hand a task back to itself"
-        release.set()
-        await asyncio.wait_for(asyncio.gather(*both), 60)
+        with monkeypatch.context() as patch:
+            patch.setattr(connection.nc, "flush", late)
+            with pytest.raises(nats.errors.FlushTimeoutError):
+                await queue.stop_taking()
+        assert await other.take("p", wait_s=20) is not None
+
+
+async def waiting(connection: Connection) -> int:
+    info = await connection.js.consumer_info(NAMES.tasks_stream, NAMES.pool_consumer("p"))
+    return info.num_waiting or 0
 
 
 async def test_a_pool_that_the_run_does_not_have_is_named(tmp_path: Path) -> None:
