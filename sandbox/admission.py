@@ -3,6 +3,9 @@
 Memory is never promised twice. CPU is shared by the kernel, so a request is admitted while any is
 left: what is promised exceeds what there is by less than one request. Were it to fit whole, a
 scorer that asks for a core would wait until every tool that only sleeps has ended.
+
+A shell holds its memory for as long as it lives, and its commands ask for CPU alone. So a request
+for no memory passes those that wait for memory: they may wait for this very shell to end.
 """
 
 import asyncio
@@ -16,7 +19,7 @@ _MEMORY_SHARE = 0.7
 
 
 class Admission:
-    """A queue for two resources, first come first served.
+    """A queue for two resources, first come first served among those that wait for the same.
 
     Attributes:
         cpus: CPU seconds per second that may be promised at the same time.
@@ -61,13 +64,14 @@ class Admission:
                 f"a run with {cpus:g} CPUs and {memory >> 20} MiB can never be admitted: this host "
                 f"gives jails {self.cpus:g} CPUs and {self.memory >> 20} MiB"
             )
-        if not self._queue and self._fits(memory):
-            self._grant(cpus, memory)
-            return
-        if len(self._queue) >= self.max_waiting:
-            raise SandboxBusyError(f"{self.max_waiting} runs wait for a jail already")
         future = asyncio.get_running_loop().create_future()
         self._queue.append((cpus, memory, future))
+        self._admit()
+        if future.done():
+            return
+        if len(self._queue) > self.max_waiting:
+            self._queue.pop()
+            raise SandboxBusyError(f"{self.max_waiting} runs wait for a jail already")
         try:
             async with asyncio.timeout(self.wait_s):
                 await future
@@ -87,23 +91,20 @@ class Admission:
         self._free_memory += memory
         self._admit()
 
-    def _fits(self, memory: int) -> bool:
-        # fractions of a CPU add up with rounding
-        return self._free_cpus > 1e-9 and memory <= self._free_memory
-
-    def _grant(self, cpus: float, memory: int) -> None:
-        self._free_cpus -= cpus
-        self._free_memory -= memory
-
     def _admit(self) -> None:
-        while self._queue:
-            cpus, memory, future = self._queue[0]
-            if not self._fits(memory):
-                return
-            self._queue.popleft()
-            if not future.done():
-                self._grant(cpus, memory)
-                future.set_result(None)
+        blocked: list[tuple[float, int, asyncio.Future[None]]] = []
+        # fractions of a CPU add up with rounding
+        while self._queue and self._free_cpus > 1e-9:
+            cpus, memory, future = self._queue.popleft()
+            if future.done():
+                continue
+            if memory and (blocked or memory > self._free_memory):
+                blocked.append((cpus, memory, future))
+                continue
+            self._free_cpus -= cpus
+            self._free_memory -= memory
+            future.set_result(None)
+        self._queue.extendleft(reversed(blocked))
 
 
 def _available_memory() -> int:

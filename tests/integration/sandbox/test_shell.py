@@ -1,8 +1,12 @@
 """A persistent shell: state stays, one result per command, no survivor."""
 
+import asyncio
+from contextlib import AsyncExitStack
+
 import pytest
 
 from headrace.errors import SandboxError
+from headrace.sandbox.admission import Admission
 from headrace.sandbox.box import Sandbox
 from headrace.sandbox.spec import Limits, SandboxSpec
 
@@ -126,3 +130,21 @@ async def test_a_toolchain_without_bash_has_no_shell():
     async with Sandbox(SandboxSpec(toolchain="python")) as box:
         with pytest.raises(SandboxError, match="no command 'bash'"):
             await box.shell()
+
+
+async def test_shells_that_hold_all_memory_go_on_while_another_waits_for_some():
+    memory = 64 << 20
+    admission = Admission(cpus=1.0, memory=2 * memory, wait_s=20.0)
+    spec = SandboxSpec(toolchain="bash", limits=Limits(memory=memory))
+    async with AsyncExitStack() as stack:
+        boxes = [
+            await stack.enter_async_context(Sandbox(spec, admission=admission)) for _ in range(3)
+        ]
+        shells = [await box.shell() for box in boxes[:2]]
+        third = asyncio.create_task(boxes[2].shell())
+        await asyncio.sleep(0)
+        assert admission.waiting == 1
+        assert [(await shell.run("echo on")).stdout for shell in shells] == [b"on\n"] * 2
+        assert not third.done()
+        await shells[0].close()
+        assert (await (await third).run("echo in")).stdout == b"in\n"

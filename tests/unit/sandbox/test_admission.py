@@ -67,6 +67,38 @@ async def test_a_small_request_does_not_pass_a_large_one():
     await tasks[1]
 
 
+async def test_a_request_for_no_memory_passes_those_that_wait_for_memory():
+    admission = Admission(cpus=2.0, memory=100)
+    await admission.take(0.0, 100)
+    shells = [asyncio.create_task(admission.take(0.0, memory)) for memory in (60, 10)]
+    await asyncio.sleep(0)
+    await asyncio.wait_for(admission.take(2.0, 0), 1)
+    command = asyncio.create_task(admission.take(0.5, 0))
+    await asyncio.sleep(0)
+    assert admission.waiting == 3
+    admission.give(2.0, 0)
+    await asyncio.wait_for(command, 1)
+    assert admission.waiting == 2, "what needs memory keeps its order"
+    admission.give(0.0, 100)
+    await asyncio.gather(*shells)
+
+
+async def test_a_request_that_waits_for_cpu_alone_is_passed_by_none():
+    admission = Admission(cpus=1.0, memory=100)
+    await admission.take(0.5, 100)
+    run = asyncio.create_task(admission.take(1.0, 60))
+    await asyncio.sleep(0)
+    await asyncio.wait_for(admission.take(0.5, 0), 1)
+    command = asyncio.create_task(admission.take(0.5, 0))
+    await asyncio.sleep(0)
+    admission.give(0.0, 100)
+    admission.give(0.5, 0)
+    await asyncio.wait_for(run, 1)
+    assert not command.done()
+    admission.give(1.0, 60)
+    await command
+
+
 async def test_a_request_beyond_the_host_fails_at_once():
     admission = Admission(cpus=2.0, memory=100)
     with pytest.raises(SandboxError, match="can never be admitted"):
@@ -83,6 +115,16 @@ async def test_a_full_queue_fails_at_once():
     with pytest.raises(SandboxBusyError, match="1 runs wait"):
         await admission.take(1.0, 1)
     admission.give(1.0, 1)
+    await waiting
+
+
+async def test_a_full_queue_does_not_keep_out_what_need_not_wait():
+    admission = Admission(cpus=1.0, memory=100, max_waiting=1)
+    await admission.take(0.0, 100)
+    waiting = asyncio.create_task(admission.take(0.0, 100))
+    await asyncio.sleep(0)
+    await asyncio.wait_for(admission.take(0.5, 0), 1)
+    admission.give(0.0, 100)
     await waiting
 
 
