@@ -13,7 +13,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ _PROGRAM = (
     "from headrace.sandbox.keeper import main; main()"
 )
 
+_Answer = tuple[dict[str, Any], int | None]
 _log = logging.getLogger(__name__)
 
 
@@ -49,7 +50,7 @@ class Keeper:
         self._process = process
         self._control = control
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._waiting: dict[str, asyncio.Future[tuple[dict[str, Any], int | None]]] = {}
+        self._waiting: dict[str, asyncio.Future[_Answer]] = {}
         self._count = itertools.count()
         self._trees: dict[str, str] = {}
         hello = self._hello()
@@ -168,7 +169,7 @@ class Keeper:
         wait_s: float = _ANSWER_S,
         kills: str = "",
         **fields: object,
-    ) -> tuple[dict[str, Any], int | None]:
+    ) -> _Answer:
         """Send a request and await its answer and the descriptor that came with it.
 
         Args:
@@ -183,23 +184,20 @@ class Keeper:
             DeadlineError: no answer within `wait_s` seconds.
         """
         identifier = str(fields.pop("id", "")) or self.name("q")
-        future = self._expect(identifier)
-        try:
-            self._send({"id": identifier, "op": op, **fields}, list(fds))
-            async with asyncio.timeout(wait_s):
-                answer, fd = await asyncio.shield(future)
-        except asyncio.CancelledError:
-            if kills:
-                self.tell("kill", jail=kills)
-                await asyncio.wait([future], timeout=_STOP_S)
-            raise
-        except TimeoutError as error:
-            raise DeadlineError(
-                f"the sandbox keeper did not answer {op!r} in {wait_s} s"
-            ) from error
-        finally:
-            self._waiting.pop(identifier, None)
-            self._unwatch()
+        with self._expected(identifier) as future:
+            try:
+                self._send({"id": identifier, "op": op, **fields}, list(fds))
+                async with asyncio.timeout(wait_s):
+                    answer, fd = await asyncio.shield(future)
+            except asyncio.CancelledError:
+                if kills:
+                    self.tell("kill", jail=kills)
+                    await asyncio.wait([future], timeout=_STOP_S)
+                raise
+            except TimeoutError as error:
+                raise DeadlineError(
+                    f"the sandbox keeper did not answer {op!r} in {wait_s} s"
+                ) from error
         if "error" in answer:
             raise SandboxError(f"sandbox keeper, {op}: {answer['error']}")
         return answer, fd
@@ -220,7 +218,9 @@ class Keeper:
         except OSError as error:
             raise SandboxError(f"the sandbox keeper is gone: {error}") from error
 
-    def _expect(self, identifier: str) -> "asyncio.Future[tuple[dict[str, Any], int | None]]":
+    @contextlib.contextmanager
+    def _expected(self, identifier: str) -> "Iterator[asyncio.Future[_Answer]]":
+        """Receive the answer to one request while the block runs."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             if self._waiting:
@@ -229,7 +229,18 @@ class Keeper:
             loop.add_reader(self._control, self._readable)
         future = loop.create_future()
         self._waiting[identifier] = future
-        return future
+        try:
+            yield future
+        except BaseException:
+            # An answer that nobody takes, as that of a jail whose caller was cancelled.
+            if future.done() and future.exception() is None:
+                _, fd = future.result()
+                if fd is not None:
+                    os.close(fd)
+            raise
+        finally:
+            self._waiting.pop(identifier, None)
+            self._unwatch()
 
     def _unwatch(self) -> None:
         # Only while something is awaited: a loop that ends must not keep the descriptor.

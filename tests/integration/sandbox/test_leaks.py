@@ -164,3 +164,19 @@ async def test_sessions_leave_no_descriptor():
         await session()
     assert len(os.listdir("/proc/self/fd")) == before
     assert len(os.listdir(keeper)) == inside
+
+
+async def test_cancelled_runs_leave_no_descriptor():
+    async def cancelled(box):
+        run = asyncio.create_task(box.run(["/sbin/init", "-c", "while :; do :; done"]))
+        await asyncio.to_thread(until, lambda: bool(first_processes()) or run.done())
+        run.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await run
+
+    async with asyncio.timeout(60), Sandbox(SandboxSpec()) as box:
+        await cancelled(box)
+        before = len(os.listdir("/proc/self/fd"))
+        for _ in range(5):
+            await cancelled(box)
+        assert len(os.listdir("/proc/self/fd")) == before
