@@ -16,7 +16,6 @@ from headrace.sandbox.results import Facts, build
 from headrace.sandbox.shell import Shell
 from headrace.sandbox.snapshots import Snapshots
 from headrace.sandbox.spec import Limits, Result, SandboxSpec, Scored, check_command
-from headrace.sandbox.transfer import memory_file
 
 _MARGIN_S = 30.0
 _VERDICT_BYTES = 1 << 20
@@ -342,18 +341,16 @@ class Sandbox:
         await self._admission.take(limits.cpus, limits.memory)
         queued_s = time.monotonic() - asked
         name = keeper.name("j")
-        source = memory_file(stdin)
         try:
             answer = await keeper.ask(
                 "start",
-                fds=(source,),
+                content=stdin,
                 wait_s=limits.wall_s + _MARGIN_S,
                 kills=name,
                 id=name,
                 **message,
             )
         finally:
-            os.close(source)
             self._admission.give(limits.cpus, limits.memory)
         facts = Facts.of(answer)
         verdict = None if "verdict" in facts.truncated else facts.parts.get("verdict") or None

@@ -153,11 +153,7 @@ class Keeper:
             SandboxError: it cannot be kept.
         """
         if name not in self._trees:
-            source = memory_file(await make())
-            try:
-                answer, _ = await self.ask("file", fds=(source,))
-            finally:
-                os.close(source)
+            answer, _ = await self.ask("file", content=await make())
             self._trees[name] = answer["path"]
         return self._trees[name]
 
@@ -165,7 +161,7 @@ class Keeper:
         self,
         op: str,
         *,
-        fds: tuple[int, ...] = (),
+        content: bytes | None = None,
         wait_s: float = _ANSWER_S,
         kills: str = "",
         **fields: object,
@@ -174,19 +170,20 @@ class Keeper:
 
         Args:
             op: name of the request.
-            fds: descriptors to send along.
+            content: bytes to send along as a memory file, so of any number.
             wait_s: deadline for the answer.
             kills: jail that is killed, and whose death is awaited, when the caller is cancelled.
             fields: the request's fields.
 
         Raises:
-            SandboxError: the keeper reports an error, or is gone.
+            SandboxError: the keeper reports an error or is gone, or the host has no room for
+                `content`.
             DeadlineError: no answer within `wait_s` seconds.
         """
         identifier = str(fields.pop("id", "")) or self.name("q")
         with self._expected(identifier) as future:
             try:
-                self._send({"id": identifier, "op": op, **fields}, list(fds))
+                self._send({"id": identifier, "op": op, **fields}, content)
                 async with asyncio.timeout(wait_s):
                     answer, fd = await asyncio.shield(future)
             except asyncio.CancelledError:
@@ -205,18 +202,27 @@ class Keeper:
     def tell(self, op: str, **fields: object) -> None:
         """Send a request whose answer nobody needs."""
         with contextlib.suppress(SandboxError):
-            self._send({"id": "", "op": op, **fields}, [])
+            self._send({"id": "", "op": op, **fields})
 
-    def _send(self, message: dict[str, Any], fds: list[int]) -> None:
+    def _send(self, message: dict[str, Any], content: bytes | None = None) -> None:
         data = encode(message)
         if len(data) > MAX_MESSAGE:
             raise SandboxError(f"a sandbox request of {len(data)} bytes exceeds {MAX_MESSAGE}")
+        try:
+            fds = [] if content is None else [memory_file(content)]
+        except OSError as error:
+            raise SandboxError(
+                f"no memory file for the {len(content or b'')} bytes of a sandbox request: {error}"
+            ) from error
         try:
             send(self._control, data, fds)
         except BlockingIOError as error:
             raise SandboxError("the sandbox keeper does not read its requests") from error
         except OSError as error:
             raise SandboxError(f"the sandbox keeper is gone: {error}") from error
+        finally:
+            for fd in fds:
+                os.close(fd)
 
     @contextlib.contextmanager
     def _expected(self, identifier: str) -> "Iterator[asyncio.Future[_Answer]]":

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import os
 import time
 
 from headrace.errors import DeadlineError, SandboxError, ShellEndedError
@@ -10,7 +9,6 @@ from headrace.sandbox.admission import Admission
 from headrace.sandbox.client import Keeper
 from headrace.sandbox.results import Facts, build
 from headrace.sandbox.spec import Limits, Result
-from headrace.sandbox.transfer import memory_file
 
 _MARGIN_S = 30.0
 _CLOSE_S = 15.0
@@ -44,14 +42,12 @@ class Shell:
         await asyncio.sleep(0)
 
     async def _live(self, message: dict[str, object]) -> None:
-        source = memory_file(b"")
         try:
             await self._keeper.ask(
-                "start", fds=(source,), wait_s=86400.0, kills=self._name, id=self._name, **message
+                "start", content=b"", wait_s=86400.0, kills=self._name, id=self._name, **message
             )
         finally:
             self.running = False
-            os.close(source)
             self._admission.give(0.0, self._limits.memory)
 
     async def run(self, command: str, *, wall_s: float | None = None) -> Result:
@@ -72,12 +68,11 @@ class Shell:
             asked = time.monotonic()
             await self._admission.take(self._limits.cpus, 0)
             queued_s = time.monotonic() - asked
-            source = memory_file(text)
             seconds = wall_s or self._limits.wall_s
             try:
                 answer = await self._keeper.ask(
                     "command",
-                    fds=(source,),
+                    content=text,
                     wait_s=seconds + _MARGIN_S,
                     kills=self._name,
                     jail=self._name,
@@ -85,7 +80,6 @@ class Shell:
                     output=self._limits.output,
                 )
             finally:
-                os.close(source)
                 self._admission.give(self._limits.cpus, 0)
         if "ended" in answer[0]:
             self.running = False

@@ -1,5 +1,6 @@
 """What a test may look at to find what a jail left behind."""
 
+import errno
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -77,3 +78,15 @@ async def nothing_left():
     yield
     await shared().ask("rest")  # what waits for the next jail is none of this one
     assert leftovers(shared().pid) == NOTHING
+
+
+@pytest.fixture
+def no_memory_file_once(monkeypatch):
+    """Let the next memory file of this process fail, as where no descriptor is left."""
+    make = os.memfd_create
+
+    def fail(*_):
+        monkeypatch.setattr(os, "memfd_create", make)
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    return lambda: monkeypatch.setattr(os, "memfd_create", fail)

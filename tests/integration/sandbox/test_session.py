@@ -5,8 +5,9 @@ import asyncio
 import pytest
 
 from headrace.errors import CollectionError, SandboxError
+from headrace.sandbox.admission import Admission
 from headrace.sandbox.box import Sandbox
-from headrace.sandbox.spec import SandboxSpec
+from headrace.sandbox.spec import Limits, SandboxSpec
 
 pytestmark = pytest.mark.jail
 
@@ -100,6 +101,16 @@ async def test_a_scorer_cannot_change_the_candidates_files():
 async def test_a_scorer_that_fails_or_says_nothing_or_too_much_has_no_verdict(code):
     async with Sandbox(SandboxSpec()) as box:
         assert (await box.spawn_scorer([*PYTHON, code])).verdict is None
+
+
+async def test_a_run_whose_input_cannot_be_sent_gives_back_what_was_promised(no_memory_file_once):
+    limits = Limits()
+    admission = Admission(cpus=limits.cpus, memory=limits.memory, wait_s=5.0)
+    async with Sandbox(SandboxSpec(limits=limits), admission=admission) as box:
+        no_memory_file_once()
+        with pytest.raises(SandboxError, match="Too many open files"):
+            await box.run([*PYTHON, "print(1)"], stdin=b"in")
+        assert (await box.run([*PYTHON, "print(1)"])).stdout == b"1\n"
 
 
 async def test_a_cancelled_run_is_dead_before_the_cancellation_arrives():

@@ -148,3 +148,28 @@ async def test_shells_that_hold_all_memory_go_on_while_another_waits_for_some():
         assert not third.done()
         await shells[0].close()
         assert (await (await third).run("echo in")).stdout == b"in\n"
+
+
+async def test_a_shell_whose_start_cannot_be_sent_has_ended_and_holds_no_memory(
+    no_memory_file_once,
+):
+    limits = Limits()
+    admission = Admission(cpus=limits.cpus, memory=limits.memory, wait_s=5.0)
+    spec = SandboxSpec(toolchain="bash", limits=limits)
+    async with Sandbox(spec, admission=admission) as box:
+        no_memory_file_once()
+        dead = await box.shell()
+        assert not dead.running
+        shell = await box.shell()
+        assert (await shell.run("echo on")).stdout == b"on\n"
+
+
+async def test_a_command_that_cannot_be_sent_gives_back_its_cpu(no_memory_file_once):
+    admission = Admission(cpus=Limits().cpus, memory=1 << 30, wait_s=5.0)
+    async with Sandbox(BASH, admission=admission) as box:
+        shell = await box.shell()
+        await shell.run("x=5")
+        no_memory_file_once()
+        with pytest.raises(SandboxError, match="Too many open files"):
+            await shell.run("x=6")
+        assert (await shell.run("echo $x")).stdout == b"5\n"
