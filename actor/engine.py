@@ -126,14 +126,16 @@ class Engine:
         await asyncio.to_thread(warn_if_slow, dtype)
         sockets = tempfile.mkdtemp(prefix="headrace-engine-")
         os.environ.update(_environment(threads, start_s, sockets))
+        started: list[Any] = []  # the thread's future would keep what it returns for ever
         try:
-            started: list[Any] = []  # the thread's future would keep what it returns for ever
             await asyncio.to_thread(
                 _start_llm, started, model_dir, dtype, max_model_len, kv_cache_bytes, max_num_seqs
             )
         except (RuntimeError, ValueError, TimeoutError) as error:
-            shutil.rmtree(sockets, ignore_errors=True)
             raise EngineError(f"the engine did not start for {model_dir}: {error}") from error
+        finally:
+            if not started:
+                shutil.rmtree(sockets, ignore_errors=True)
         return cls(started.pop(), max_model_len, sockets)
 
     @property

@@ -44,6 +44,7 @@ from headrace.broker.weights import (
     supersedes,
 )
 from headrace.errors import DeadlineError, EngineError, HeadraceError, RecordError, WeightError
+from headrace.process import end
 
 logger = logging.getLogger(__name__)
 
@@ -183,12 +184,14 @@ class WeightReceiver:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError, HeadraceError):
-            await self._task
-        if self._group is not None:
-            await asyncio.to_thread(self._group.close().join, _CLOSE_S)
-            self._group = None
+        try:
+            await end(self._task)
+            with contextlib.suppress(asyncio.CancelledError, HeadraceError):
+                self._task.result()
+        finally:
+            if self._group is not None:
+                await asyncio.to_thread(self._group.close().join, _CLOSE_S)
+                self._group = None
 
     async def _run(self) -> None:
         subscription = await self._connection.nc.subscribe(self._subject, cb=self._on_control)

@@ -37,6 +37,8 @@ RETRYABLE = (
     nats.js.errors.ServiceUnavailableError,
 )
 
+_CLOSE_S = 5.0
+
 
 @dataclass(frozen=True)
 class Connection:
@@ -51,9 +53,11 @@ class Connection:
 
     async def close(self) -> None:
         """Close the connection; unanswered requests fail."""
-        # uvloop refuses a last write to a transport whose server has gone
-        with contextlib.suppress(RuntimeError):
-            await self.nc.close()
+        # uvloop refuses a last write to a transport whose server has gone; a server that hangs lets
+        # it wait for ever
+        with contextlib.suppress(RuntimeError, TimeoutError):
+            async with asyncio.timeout(_CLOSE_S):
+                await self.nc.close()
 
 
 def without_credentials(url: str) -> str:

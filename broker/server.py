@@ -200,10 +200,12 @@ async def _wait_ready(
         if process.returncode is not None:
             lines = log.read_text(errors="replace").splitlines() or ["(no output)"]
             raise BrokerError(f"nats-server ended at start: {lines[-1]}; its log is {log}")
+        # whatever else has taken the port in between may say nothing; a TimeoutError is an OSError
         with contextlib.suppress(OSError):
-            reader, writer = await asyncio.open_connection(host, port)
-            greeting = await reader.readline()
-            writer.close()
+            async with asyncio.timeout(1):
+                reader, writer = await asyncio.open_connection(host, port)
+                with contextlib.closing(writer):
+                    greeting = await reader.readline()
             if b'"jetstream":true' in greeting:
                 return
         await asyncio.sleep(0.05)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.broker import leases
-from headrace.broker.connection import Connection, connected
+from headrace.broker.connection import Connection, Retry, connected
 from headrace.broker.leases import Lease
 from headrace.broker.records import RunConfig
 from headrace.broker.runlog import RunLog
@@ -79,17 +79,21 @@ async def _alone(connection: Connection, names: RunNames) -> None:
         RunMismatchError: another learner of the run is alive.
     """
     deadline = time.monotonic() + leases.TTL_S + leases.RENEW_S
-    while others := [
-        other
-        for other in await leases.alive(connection, names)
-        if other.role == "learner" and not _is_dead(other)
-    ]:
+    while others := await _learners(connection, names):
         if time.monotonic() > deadline:
             raise RunMismatchError(
                 f"a learner of run {names.run!r} is alive (pid {others[0].pid} on "
                 f"{others[0].host}, {others[0].status}); stop it before another one starts"
             )
         await asyncio.sleep(0.2)
+
+
+async def _learners(connection: Connection, names: RunNames) -> list[Lease]:
+    async for attempt in Retry(connection, "reading the leases"):
+        with attempt:
+            alive = await leases.alive(connection, names)
+            return [other for other in alive if other.role == "learner" and not _is_dead(other)]
+    raise AssertionError("unreachable")
 
 
 def _is_dead(other: Lease) -> bool:

@@ -73,15 +73,22 @@ async def race(*work: Coroutine[Any, Any, T]) -> T:
         failed = [task for task in ended if task.cancelled() or task.exception() is not None]
         return (failed or ended)[0].result()
     finally:
-        pending = set(tasks)
-        while pending:
-            # again and again: a library call that ends at the same moment swallows a cancellation
-            for task in pending:
-                task.cancel()
-            _, pending = await asyncio.wait(pending, timeout=1)
+        await end(*tasks)
         for task in tasks:
             if not task.cancelled():
                 task.exception()
+
+
+async def end(*tasks: "asyncio.Task[Any]") -> None:
+    """Cancel tasks and wait until every one has ended, whatever it ends with.
+
+    Again and again: a library call that ends at the same moment swallows a cancellation.
+    """
+    pending = set(tasks)
+    while pending:
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=1)
 
 
 def in_background(work: Coroutine[Any, Any, None], what: str) -> "asyncio.Task[None]":
@@ -150,9 +157,7 @@ async def leased(
     try:
         yield
     finally:
-        while not renewing.done():
-            renewing.cancel()
-            await asyncio.wait({renewing}, timeout=1)
+        await end(renewing)
         with contextlib.suppress(nats.errors.Error, TimeoutError):
             await asyncio.wait_for(leases.release(connection, names, role, ident), 2)
 

@@ -89,6 +89,26 @@ async def test_a_version_is_published_without_actors_and_pulled_by_one_that_come
             assert late.engine.versions == [2], "an actor goes straight to the newest"
 
 
+async def test_a_receiver_can_be_left_though_its_pull_swallows_a_cancellation(
+    connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = asyncio.Event()
+
+    async def deaf(*_: object) -> None:
+        first = not begun.is_set()
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            if not first:
+                raise
+
+    monkeypatch.setattr(Puller, "pull", deaf)
+    async with asyncio.timeout(60):
+        async with actor(connection, NAMES, "a"):
+            await begun.wait()
+
+
 async def test_members_get_the_broadcast_and_a_group_is_built_only_when_they_change(
     connection: Connection,
 ) -> None:

@@ -1,4 +1,5 @@
 import asyncio
+import contextlib
 import logging
 from dataclasses import dataclass, field
 from typing import cast
@@ -8,7 +9,7 @@ import pytest
 from headrace.broker.connection import Connection
 from headrace.broker.leases import Lease
 from headrace.broker.subjects import RunNames
-from headrace.process import leased
+from headrace.process import end, leased
 
 
 @dataclass
@@ -38,3 +39,15 @@ async def test_an_error_that_ends_the_renewal_of_a_lease_is_logged_when_it_happe
                 await asyncio.sleep(0)
             assert "renewing the lease of actor a1 ended: KeyError" in caplog.text
     assert broker.released == [names.lease("actor", "a1")]
+
+
+async def test_a_task_that_swallows_a_cancellation_is_cancelled_again() -> None:
+    async def deaf() -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        await asyncio.Event().wait()
+
+    task = asyncio.ensure_future(deaf())
+    await asyncio.sleep(0)
+    await asyncio.wait_for(end(task), 60)
+    assert task.cancelled()

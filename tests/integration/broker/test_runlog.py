@@ -1,5 +1,6 @@
 """The run log on a real nats-server."""
 
+import asyncio
 import os
 import signal
 from pathlib import Path
@@ -7,6 +8,7 @@ from pathlib import Path
 import nats.errors
 import pytest
 
+from headrace.broker import server as servers
 from headrace.broker.connection import Connection, connect, connected
 from headrace.broker.records import Failed, Issued, TaskRef, encode
 from headrace.broker.runlog import Entry, RunLog
@@ -265,6 +267,37 @@ async def test_a_port_in_use_is_a_clear_error(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}"):
             async with bundled_server(tmp_path / "b", port=port):
                 pass
+
+
+async def test_a_port_that_something_silent_took_in_between_is_a_clear_error(
+    tmp_path: Path,
+) -> None:
+    process = await asyncio.create_subprocess_exec("cat", stdin=asyncio.subprocess.PIPE)
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        assert process.stdin is not None
+        process.stdin.close()  # the server ends while the other one is asked
+        await reader.read()
+        writer.close()
+
+    (tmp_path / "log").write_text("address already in use\n")
+    async with await asyncio.start_server(silent, "127.0.0.1", 0) as other:
+        port = other.sockets[0].getsockname()[1]
+        with pytest.raises(BrokerError, match="address already in use"):
+            async with asyncio.timeout(60):
+                await servers._wait_ready(process, "127.0.0.1", port, tmp_path / "log", 50)
+
+
+async def test_a_connection_to_a_server_that_hangs_can_be_closed(tmp_path: Path) -> None:
+    async with bundled_server(tmp_path) as server:
+        connection = await connect(server.url, name="t", deadline_s=30)
+        server.process.send_signal(signal.SIGSTOP)
+        try:
+            for _ in range(20):
+                await connection.nc.publish("big", bytes(1 << 20))
+            await asyncio.wait_for(connection.close(), 60)
+        finally:
+            server.process.send_signal(signal.SIGCONT)
 
 
 async def test_another_address_needs_credentials(tmp_path: Path) -> None:
