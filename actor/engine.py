@@ -102,7 +102,7 @@ class Engine:
         kv_cache_bytes: int,
         threads: int,
         max_num_seqs: int = 256,
-        start_s: float = 180.0,
+        start_s: float = 600.0,
     ) -> "Engine":
         """Start the engine's process; takes 10 to 40 s, in which the event loop keeps running.
 

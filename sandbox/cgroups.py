@@ -219,11 +219,15 @@ def _sweep(parent: Path) -> None:
         _, pid, started = folder.name.split("-")
         if not pid.isdigit() or _start_time(int(pid)) == started:
             continue
-        for group in [*folder.glob("*/"), folder]:
-            for process in _lines(group / "cgroup.procs"):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(int(process), signal.SIGKILL)
+        groups = [folder]
+        # whatever is gone was removed by another keeper that sweeps at the same time
+        with contextlib.suppress(OSError):
+            groups = [*folder.glob("*/"), folder]
+        for group in groups:
             with contextlib.suppress(OSError):
+                for process in (group / "cgroup.procs").read_text().split():
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(int(process), signal.SIGKILL)
                 group.rmdir()
 
 
@@ -233,13 +237,6 @@ def _start_time(pid: int) -> str:
     except (FileNotFoundError, ProcessLookupError):
         return ""
     return stat.rpartition(")")[2].split()[19]
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text().split()
-    except FileNotFoundError:
-        return []
 
 
 def _put(path: str, text: str) -> None:

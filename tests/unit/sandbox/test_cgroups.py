@@ -1,10 +1,12 @@
 """Control groups of both versions, on folders that look like the kernel's."""
 
+import errno
 import os
+from pathlib import Path
 
 import pytest
 
-from headrace.sandbox.cgroups import Counters, Group
+from headrace.sandbox.cgroups import Counters, Group, _sweep
 
 FILES = {
     1: {
@@ -84,3 +86,14 @@ def test_a_group_in_use_is_not_removed_and_an_absent_one_is(tmp_path):
     made = Group({"pids": str(tmp_path / "busy")}, 1)
     assert made.remove()
     assert made.remove()
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError(), OSError(errno.ENODEV, "gone")])
+def test_groups_of_a_dead_keeper_may_be_swept_by_two_at_once(tmp_path, monkeypatch, error):
+    (tmp_path / f"headrace-{2**22 + 1}-1" / "jail").mkdir(parents=True)
+
+    def removed_meanwhile(_):
+        raise error
+
+    monkeypatch.setattr(Path, "read_text", removed_meanwhile)
+    _sweep(tmp_path)
