@@ -11,6 +11,7 @@ import contextlib
 import logging
 import socket
 import time
+import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -26,7 +27,9 @@ from headrace.errors import CollectionError, DeadlineError, RecordError, Sandbox
 from headrace.sandbox.box import Sandbox
 from headrace.sandbox.spec import Limits, Result, SandboxSpec, lost
 
-_JOBS, _STARTS, _RESULTS = "HEADRACE_JOBS", "HEADRACE_JOB_STARTS", "HEADRACE_JOB_RESULTS"
+_JOBS = "HEADRACE_JOBS"
+_ONCE = {"start": "HEADRACE_JOB_STARTS", "result": "HEADRACE_JOB_RESULTS"}
+"""Streams with at most one record of their kind for each job."""
 _CONSUMER = "hosts"
 _FETCH_S = 2.0
 _LOOK_S = 1.0
@@ -94,7 +97,7 @@ class JobQueue:
                         duplicate_window=_KEPT_S,
                     )
                 )
-                for name, kind in ((_STARTS, "start"), (_RESULTS, "result")):
+                for kind, name in _ONCE.items():
                     await js.add_stream(
                         api.StreamConfig(
                             name=name,
@@ -155,13 +158,9 @@ class JobQueue:
         """
         async for attempt in Retry(self._connection, f"looking for the result of job {job}"):
             with attempt:
-                try:
-                    message = await self._connection.js.get_last_msg(
-                        _RESULTS, _subject("result", job)
-                    )
-                except nats.js.errors.NotFoundError:
-                    return None
-                return decode(message.data or b"", JobResult, where=_subject("result", job))
+                data = await self._written("result", job)
+                if data is not None:
+                    return decode(data, JobResult, where=_subject("result", job))
         return None
 
     async def serve(self, stop: asyncio.Event, *, concurrent: int) -> None:
@@ -194,7 +193,7 @@ class JobQueue:
             return
         if await self.result(job.id) is None:
             async with _kept(message, self.ack_wait_s / 3):
-                if await self._publish_once("start", job.id, b"") or job.repeatable:
+                if await self._publish_once("start", job.id, uuid.uuid4().bytes) or job.repeatable:
                     result = await _run(job)
                 else:
                     result = lost("the host that ran this job ended before it answered")
@@ -203,7 +202,7 @@ class JobQueue:
         await message.ack()
 
     async def _publish_once(self, kind: str, job: str, data: bytes) -> bool:
-        """Write a record unless there is one; whether this call wrote it."""
+        """Write a record unless there is one; whether it is then this call's, told by its data."""
         async for attempt in Retry(self._connection, f"writing the {kind} of job {job}"):
             with attempt:
                 try:
@@ -215,8 +214,16 @@ class JobQueue:
                 except nats.js.errors.APIError as error:
                     if not is_wrong_sequence(error):
                         raise
-                    return False
+                    # It may be this call's own: written, but its answer was lost.
+                    return await self._written(kind, job) == data
         return True
+
+    async def _written(self, kind: str, job: str) -> bytes | None:
+        try:
+            message = await self._connection.js.get_last_msg(_ONCE[kind], _subject(kind, job))
+        except nats.js.errors.NotFoundError:
+            return None
+        return message.data or b""
 
 
 @asynccontextmanager

@@ -5,6 +5,7 @@ import sys
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import nats.errors
 import pytest
 
 from headrace.broker.connection import connected
@@ -70,6 +71,25 @@ async def test_the_same_job_twice_runs_once(tmp_path):
         first = await queue.run(job("same", code), wait_s=30)
         again = await queue.run(job("same", code), wait_s=30)
     assert first == again
+
+
+async def test_a_job_runs_though_the_answer_to_its_start_is_lost(tmp_path, monkeypatch):
+    async with queue_on(tmp_path) as (_, queue):
+        publish = queue._connection.js.publish
+        lost: list[object] = []
+
+        async def losing(subject, *args, **options):
+            answer = await publish(subject, *args, **options)
+            if ".start." in subject and not lost:
+                lost.append(answer)
+                raise nats.errors.TimeoutError
+            return answer
+
+        monkeypatch.setattr(queue._connection.js, "publish", losing)
+        async with served(queue):
+            answer = await queue.run(job("a", "print(1)"), wait_s=30)
+    assert lost
+    assert (answer.result.status, answer.result.stdout) == ("ok", b"1\n")
 
 
 async def test_without_a_host_the_wait_ends(tmp_path):
