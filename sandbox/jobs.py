@@ -22,7 +22,7 @@ from nats.aio.msg import Msg
 from nats.js import api
 
 from headrace.broker.connection import Connection, Retry, is_wrong_sequence
-from headrace.broker.records import Record, decode, encode
+from headrace.broker.records import MAX_RECORD_BYTES, Record, decode, encode
 from headrace.errors import CollectionError, DeadlineError, RecordError, SandboxError
 from headrace.sandbox.box import Sandbox
 from headrace.sandbox.spec import Limits, Result, SandboxSpec, lost
@@ -33,6 +33,8 @@ _ONCE = {"start": "HEADRACE_JOB_STARTS", "result": "HEADRACE_JOB_RESULTS"}
 _CONSUMER = "hosts"
 _FETCH_S = 2.0
 _LOOK_S = 1.0
+_PAUSE_S = 1.0
+_HEADER_BYTES = 1024
 _KEPT_S = 24 * 3600.0
 _log = logging.getLogger(__name__)
 
@@ -173,12 +175,20 @@ class JobQueue:
         pull = await self._connection.js.pull_subscribe_bind(_CONSUMER, stream=_JOBS)
 
         async def worker() -> None:
-            while not stop.is_set():
+            while not stop.is_set() and not _is_cancelled():
                 try:
                     (message,) = await pull.fetch(1, timeout=_FETCH_S)
+                    if not _is_cancelled():
+                        await self._handle(message)
                 except TimeoutError:
                     continue
-                await self._handle(message)
+                except nats.errors.Error as error:
+                    if self._connection.nc.is_closed:
+                        raise
+                    _log.warning("jobs of %s, again in a moment: %s", self._connection.url, error)
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(_PAUSE_S):
+                            await stop.wait()
 
         async with asyncio.TaskGroup() as group:
             for _ in range(concurrent):
@@ -197,9 +207,18 @@ class JobQueue:
                     result = await _run(job)
                 else:
                     result = lost("the host that ran this job ended before it answered")
-                answer = JobResult(id=job.id, host=socket.gethostname(), result=result)
-                await self._publish_once("result", job.id, encode(answer))
+                await self._publish_once("result", job.id, self._answer(job, result))
         await message.ack()
+
+    def _answer(self, job: Job, result: Result) -> bytes:
+        host = socket.gethostname()
+        # A broker counts a message's headers as well.
+        limit = min(MAX_RECORD_BYTES, self._connection.nc.max_payload - _HEADER_BYTES)
+        try:
+            return encode(JobResult(id=job.id, host=host, result=result), limit=limit)
+        except RecordError as error:
+            detail = f"{error}; let the job write less, or give it a smaller Limits.output"
+            return encode(JobResult(id=job.id, host=host, result=lost(detail)), limit=limit)
 
     async def _publish_once(self, kind: str, job: str, data: bytes) -> bool:
         """Write a record unless there is one; whether it is then this call's, told by its data."""
@@ -251,5 +270,11 @@ async def _run(job: Job) -> Result:
             for path, data in job.files.items():
                 await box.write(path, data)
             return await box.run(job.argv, stdin=job.stdin, env=job.env, limits=job.limits)
-    except (SandboxError, CollectionError) as error:
+    except (SandboxError, CollectionError, DeadlineError) as error:
         return lost(str(error))
+
+
+def _is_cancelled() -> bool:
+    """Whether this task was cancelled: a request that ends at that moment swallows it."""
+    current = asyncio.current_task()
+    return current is not None and current.cancelling() > 0

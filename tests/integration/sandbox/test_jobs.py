@@ -2,15 +2,17 @@
 
 import asyncio
 import sys
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 import nats.errors
+import nats.js.errors
 import pytest
 
 from headrace.broker.connection import connected
 from headrace.broker.server import bundled_server
 from headrace.errors import DeadlineError
+from headrace.sandbox.box import Sandbox
 from headrace.sandbox.jobs import Job, JobQueue
 from headrace.sandbox.spec import Limits, SandboxSpec
 
@@ -63,6 +65,93 @@ async def test_a_job_that_cannot_run_has_an_error_and_the_host_goes_on(tmp_path)
         assert answer.result.status == "sandbox_error"
         assert "cobol" in answer.result.detail
         assert (await queue.run(job("next", "print(1)"), wait_s=30)).result.stdout == b"1\n"
+
+
+async def test_a_result_too_large_to_send_is_an_error_that_says_so_and_the_host_goes_on(tmp_path):
+    async with queue_on(tmp_path) as (_, queue), served(queue):
+        code = "import sys; sys.stdout.write('x' * 3_000_000); sys.stderr.write('y' * 3_000_000)"
+        large = await queue.run(job("large", code, limits=Limits(output=3 << 20)), wait_s=30)
+        assert large.result.status == "sandbox_error"
+        assert "record of 6000" in large.result.detail
+        assert "exceeds the limit of 4194304" in large.result.detail
+        assert "smaller Limits.output" in large.result.detail
+        assert (await queue.run(job("next", "print(1)"), wait_s=30)).result.stdout == b"1\n"
+
+
+async def test_a_result_fits_what_the_broker_takes(tmp_path, monkeypatch):
+    async with queue_on(tmp_path) as (_, queue), served(queue):
+        monkeypatch.setattr(queue._connection.nc, "_max_payload", 100_000)
+        large = await queue.run(job("large", "print('x' * 100_000)"), wait_s=30)
+        assert "exceeds the limit of 98976" in large.result.detail
+        assert (await queue.run(job("next", "print(1)"), wait_s=30)).result.stdout == b"1\n"
+
+
+async def test_a_keeper_that_does_not_answer_is_an_error_of_the_job(tmp_path, monkeypatch):
+    async def late(*_, **__):
+        monkeypatch.undo()
+        raise DeadlineError("the sandbox keeper did not answer 'start'")
+
+    monkeypatch.setattr(Sandbox, "run", late)
+    async with queue_on(tmp_path) as (_, queue), served(queue):
+        answer = await queue.run(job("late", "print(1)"), wait_s=30)
+        assert answer.result.status == "sandbox_error"
+        assert "did not answer 'start'" in answer.result.detail
+        assert (await queue.run(job("next", "print(1)"), wait_s=30)).result.stdout == b"1\n"
+
+
+@contextmanager
+def fetches(queue, monkeypatch, fetch):
+    """Let `fetch(real)` stand for the fetching of jobs."""
+    bind = queue._connection.js.pull_subscribe_bind
+
+    async def binding(*args, **options):
+        pull = await bind(*args, **options)
+        real = pull.fetch
+        pull.fetch = lambda *args, **options: fetch(real(*args, **options))
+        return pull
+
+    with monkeypatch.context() as patch:
+        patch.setattr(queue._connection.js, "pull_subscribe_bind", binding)
+        yield
+
+
+async def test_a_host_outlasts_a_broker_that_refuses_for_a_moment(tmp_path, monkeypatch):
+    refusals = [nats.js.errors.ServiceUnavailableError(), nats.errors.NoRespondersError()]
+
+    async def refused(real):
+        if not refusals:
+            return await real
+        real.close()
+        raise refusals.pop()
+
+    async with queue_on(tmp_path) as (_, queue):
+        with fetches(queue, monkeypatch, refused):
+            async with served(queue, concurrent=1):
+                answer = await queue.run(job("a", "print(1)"), wait_s=30)
+    assert not refusals
+    assert answer.result.status == "ok"
+
+
+async def test_a_cancelled_host_ends_though_a_request_swallowed_the_cancellation(
+    tmp_path, monkeypatch
+):
+    asked = asyncio.Event()
+
+    async def swallowing(real):
+        asked.set()
+        try:
+            return await real
+        except asyncio.CancelledError:
+            raise nats.errors.TimeoutError from None
+
+    async with queue_on(tmp_path) as (_, queue):
+        with fetches(queue, monkeypatch, swallowing):
+            host = asyncio.create_task(queue.serve(asyncio.Event(), concurrent=2))
+            await asked.wait()
+            host.cancel()
+            ended, _ = await asyncio.wait({host}, timeout=10)
+            host.cancel()
+    assert ended
 
 
 async def test_the_same_job_twice_runs_once(tmp_path):
