@@ -411,6 +411,7 @@ async def test_a_waiting_episode_holds_a_jailed_process_for_as_long_as_its_seed_
     drawn = MEDIAN_S * random.Random(seed).lognormvariate(0.0, SIGMA)
     assert 0.3 < drawn < 0.5
     session = await domain.open(task, seed=seed)
+    assert isinstance(session, WaitingSession)
     try:
         await session.step(domain.oracle(task, []))
         verdict = await session.verdict()
@@ -418,7 +419,8 @@ async def test_a_waiting_episode_holds_a_jailed_process_for_as_long_as_its_seed_
         await session.close()
     assert verdict.success
     tool, _ = session.executions
-    assert drawn <= tool.wall_s < drawn + 20
+    assert session._wait_s == drawn
+    assert drawn <= tool.wall_s
     assert tool.cpu_s < drawn
 
 

@@ -149,13 +149,28 @@ async def test_doing_nothing_scores_nothing() -> None:
 
 
 async def test_what_a_background_process_would_do_after_the_end_does_not_happen() -> None:
-    wait = "while [ ! -e red/cat ]; do :; done"
-    late = f"({wait}; sleep 0.3; rm -r red) & mkdir red"
-    verdict, _, _ = await play(MAKE, late, "echo 7 > red/cat")
+    late = "(while [ ! -e go ]; do sleep 0.05; done; {}) &"
+
+    async def after_the_end(*actions: str) -> tuple[Verdict, dict[str, str] | None]:
+        """The verdict, and the files when the process had its signal and time for a second one."""
+        session = await TERMINAL.open(MAKE, seed=3)
+        assert isinstance(session, TerminalSession)
+        try:
+            for action in actions:
+                await session.step(action)
+            verdict = await session.verdict()
+            await session._box.write("go", b"")
+            await session.verdict()
+            return verdict, await session._box.look(file_bytes=99)
+        finally:
+            await session.close()
+
+    verdict, files = await after_the_end(late.format("rm -r red") + " mkdir red; echo 7 > red/cat")
     assert verdict.success
-    late = "(sleep 0.3; mkdir red; echo 7 > red/cat) &"
-    verdict, _, _ = await play(MAKE, late)
+    assert files == {"go": "file:", "red": "folder", "red/cat": "file:7"}
+    verdict, files = await after_the_end(late.format("mkdir red; echo 7 > red/cat"))
     assert (verdict.success, verdict.score) == (False, 0.0)
+    assert files == {"go": "file:"}
 
 
 @pytest.mark.parametrize(

@@ -93,12 +93,12 @@ async def test_tests_that_the_candidate_edited_are_not_the_scorers():
 
 async def test_a_background_writer_is_dead_before_the_scorer_looks():
     writer = (
-        "import os, time\nopen('solution.py', 'w').write('def double(n): return 0')\n"
-        "if os.fork() == 0:\n  os.setsid(); time.sleep(0.2)\n"
-        f"  while True: open('solution.py', 'w').write({HONEST!r})"
+        "import os\nif os.fork() == 0:\n  os.setsid()\n  while True:\n"
+        f"    open('new', 'w').write({HONEST!r}); os.replace('new', 'solution.py')"
     )
     async with Sandbox(SandboxSpec()) as box:
         await box.run(["python3", "-S", "-c", writer])
+        await box.write("solution.py", CHEATS["wrong"].encode())  # a survivor would write over it
         scored = await judge(box)
     assert json.loads(scored.verdict)["score"] == 0.0
 

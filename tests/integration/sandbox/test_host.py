@@ -84,11 +84,14 @@ async def test_equal_inputs_give_equal_bytes():
 
 async def test_memory_and_time_are_those_of_the_whole_tree():
     code = (
-        "import os\nfor i in range(2):\n  if os.fork() == 0:\n"
-        "    x = bytearray(30 << 20); n = 0\n    while n < 3_000_000: n += 1\n    os._exit(0)\n"
-        "os.wait(); os.wait()"
+        "import os\nup, full = os.pipe(); go, hold = os.pipe()\n"
+        "for i in range(2):\n  if os.fork() == 0:\n"
+        "    x = bytearray(30 << 20); n = 0\n    while n < 3_000_000: n += 1\n"
+        "    os.write(full, b'x'); os.close(hold); os.read(go, 1); os._exit(0)\n"
+        "os.read(up, 1); os.read(up, 1)\n"  # both hold their memory at the same time
+        "os.close(hold); os.wait(); os.wait()"
     )
-    async with Sandbox(SandboxSpec(limits=Limits(cpus=2.0))) as box:
+    async with Sandbox(SandboxSpec(limits=Limits(cpus=2.0, wall_s=60))) as box:
         result = await box.run(["python3", "-S", "-c", code])
     assert result.status == "ok"
     assert result.peak_memory > 55 << 20

@@ -69,10 +69,13 @@ RESOURCES = {
         "while True:\n  try: os.fork()\n  except OSError: pass",
         "timeout",
         hit=("processes",),
-        limits=Limits(wall_s=1.0, processes=6),
+        limits=Limits(wall_s=5.0, processes=6),
     ),
     "shell_fork_bomb_left_behind": Case(
-        "subprocess.run(['/sbin/init', '-c', 'f(){ f|f& }; f'], stderr=-3)", hit=None, stderr=None
+        "subprocess.run(['/sbin/init', '-c', 'f(){ f|f& }; f'], stderr=-3)",
+        hit=None,
+        limits=Limits(wall_s=60),
+        stderr=None,
     ),
     "thread_bomb": failed(
         "while True: threading.Thread(target=time.sleep, args=(9,), daemon=True).start()",

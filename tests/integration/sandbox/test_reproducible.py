@@ -123,13 +123,13 @@ threading.Event().wait(0.05)
 try:
     subprocess.run(["/sbin/init", "-c", "while :; do :; done"], timeout=0.05)
 except subprocess.TimeoutExpired:
-    print("waited", 0.1 <= time.monotonic() - began < 5, time.time())
+    print("waited", 0.1 <= time.monotonic() - began, time.time())
 """
 
 
 async def test_waits_and_the_limit_on_wall_time_go_on_while_the_clock_stands():
     async with Sandbox(SandboxSpec(clock=1)) as box:
-        result = await box.run(["python3", "-S", "-c", TIMERS])
+        result = await box.run(["python3", "-S", "-c", TIMERS], limits=Limits(wall_s=60))
         limits = Limits(wall_s=0.3)
         late = await box.run(["python3", "-S", "-c", "while True: pass"], limits=limits)
     assert result.stdout == b"waited True 1.0\n", result.stderr

@@ -32,11 +32,11 @@ def start(tmp_path):
 
 
 def test_an_event_of_an_earlier_owner_of_a_descriptor_does_not_block(start):
-    jail = start("sleep 5")
+    jail = start("sleep 600")
     began = time.monotonic()
     for fd in jail.watched():
         jail.on_ready(fd)
-    assert time.monotonic() - began < 4
+    assert time.monotonic() - began < 300
     assert not jail.finished
     assert jail.take_answers() == []
 
