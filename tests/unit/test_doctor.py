@@ -45,23 +45,26 @@ def printing(*findings: dict[str, str]) -> list[str]:
     return [sys.executable, "-c", f"print('noise'); print({json.dumps(json.dumps(findings))})"]
 
 
+DEADLINE_S = 60.0
 FINE = printing({"check": "fine", "state": "ok", "found": "all well"})
 
 
-async def run_commands(deadline_s: float = 30.0, **commands: list[str]) -> list[Finding]:
-    checks = [Check(name, name, deadline_s) for name in commands]
+async def run_commands(hang_s: float = DEADLINE_S, **commands: list[str]) -> list[Finding]:
+    """Run commands as checks; `hang` has a deadline of its own."""
+    checks = [Check(name, name, hang_s if name == "hang" else DEADLINE_S) for name in commands]
     return [finding async for finding in run_checks(None, checks, lambda c: commands[c.name])]
 
 
+@pytest.mark.slow
 async def test_a_check_that_hangs_costs_its_own_line_alone_and_leaves_no_process(
     tmp_path: Path,
 ) -> None:
     note = tmp_path / "pid"
     hang = ["sh", "-c", f"sleep 600 & echo $! > {note}; wait"]
-    found = await run_commands(2.0, hang=hang, fine=FINE)
+    found = await run_commands(5.0, hang=hang, fine=FINE)
     assert states(found) == {"fine": OK, "hang": FAILED}
     assert found[0].check == "fine", "it is shown before the slow one ends"
-    assert "did not end within 2 s" in found[1].found
+    assert "did not end within 5 s" in found[1].found
     wait_until_ended(int(note.read_text()))
 
 
