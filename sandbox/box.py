@@ -87,11 +87,16 @@ class Sandbox:
         if self.spec.clock is not None:
             self._trees[jail.CLOCK] = await keeper.file(jail.CLOCK, self._compile_clock)
         self._name = keeper.name("b")
-        _, fd = await keeper.ask(
-            "open", box=self._name, disk=self.spec.disk, files=self.spec.files, uid=_uid(keeper)
-        )
-        if fd is None:
-            raise SandboxError("the sandbox keeper sent no workspace")
+        try:
+            _, fd = await keeper.ask(
+                "open", box=self._name, disk=self.spec.disk, files=self.spec.files, uid=_uid(keeper)
+            )
+            if fd is None:
+                raise SandboxError("the sandbox keeper sent no workspace")
+        except BaseException:
+            # Without a session nobody closes what the keeper may have mounted.
+            keeper.tell("close", box=self._name)
+            raise
         self._root, self._keeper = fd, keeper
         return self
 
@@ -210,8 +215,9 @@ class Sandbox:
             mode="shell",
         )
         shell = Shell(keeper, name, limits, self._admission)
-        await shell.start(self._message(argv, limits, interactive=True))
+        # Known before it starts: a caller that is cancelled meanwhile leaves it to `close`.
         self._shells.append(shell)
+        await shell.start(self._message(argv, limits, interactive=True))
         return shell
 
     async def write(self, path: str, data: bytes, *, executable: bool = False) -> None:
