@@ -11,6 +11,7 @@ import nats.errors
 import pytest
 import torch
 
+from headrace.actor import receiver
 from headrace.actor.pull import Held, Puller
 from headrace.broker import leases
 from headrace.broker.broadcast import BroadcastGroup, open_store
@@ -30,21 +31,41 @@ from headrace.broker.weights import (
 )
 from headrace.config import Weights
 from headrace.errors import ConfigError, DeadlineError, EngineError, FencedError, WeightError
+from headrace.learner import broadcaster
 from headrace.learner.publisher import WeightPublisher
-from tests.integration.weight_actor import HandMadePeer, actor, announce
+from tests.integration.weight_actor import (
+    LEASE_S,
+    ROUND_S,
+    WAIT_S,
+    HandMadePeer,
+    actor,
+    announce,
+)
+from tests.unit.processes import wait_until
 
 pytestmark = pytest.mark.nats
 NAMES = RunNames("w")
-SETTINGS = Weights(bucket_bytes=1 << 18, anchor_every=3, round_s=5.0)
+SETTINGS = Weights(bucket_bytes=1 << 18, anchor_every=3, round_s=ROUND_S)
 CPU = torch.device("cpu")
 SCRIPT = Path(__file__).with_name("weight_actor.py")
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leases, "TTL_S", LEASE_S)
+
+
+@pytest.fixture
+def no_poll(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let actors pull only when they start and when told to: one that is pulling joins no round."""
+    monkeypatch.setattr(receiver, "_POLL_S", LEASE_S)
 
 
 @pytest.fixture
 async def connection(tmp_path: Path) -> AsyncIterator[Connection]:
     async with (
         bundled_server(tmp_path) as server,
-        connected(server.url, name="t", deadline_s=30) as connection,
+        connected(server.url, name="t", deadline_s=WAIT_S) as connection,
     ):
         await leases.create(connection, NAMES)
         yield connection
@@ -84,7 +105,7 @@ async def test_a_version_is_published_without_actors_and_pulled_by_one_that_come
             report = await publisher.publish(version, model(version))
             assert report.reached == []
         async with actor(connection, NAMES, "late") as late:
-            await late.receiver.wait_for(2, deadline_s=60)
+            await late.receiver.wait_for(2, deadline_s=WAIT_S)
             assert same(late.engine.tensors, model(2))
             assert late.engine.versions == [2], "an actor goes straight to the newest"
 
@@ -104,11 +125,12 @@ async def test_a_receiver_can_be_left_though_its_pull_swallows_a_cancellation(
                 raise
 
     monkeypatch.setattr(Puller, "pull", deaf)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(WAIT_S):
         async with actor(connection, NAMES, "a"):
             await begun.wait()
 
 
+@pytest.mark.usefixtures("no_poll")
 async def test_members_get_the_broadcast_and_a_group_is_built_only_when_they_change(
     connection: Connection,
 ) -> None:
@@ -118,12 +140,12 @@ async def test_members_get_the_broadcast_and_a_group_is_built_only_when_they_cha
         assert first.reached == second.reached == ["a"]
         assert first.membership == second.membership
         async with actor(connection, NAMES, "b") as b:
-            await b.receiver.wait_for(1, deadline_s=60)
+            await b.receiver.wait_for(1, deadline_s=WAIT_S)
             third = await publisher.publish(2, model(2))
             assert third.reached == ["a", "b"]
             assert third.membership != second.membership
             for one in (a, b):
-                await one.receiver.wait_for(2, deadline_s=60)
+                await one.receiver.wait_for(2, deadline_s=WAIT_S)
                 assert same(one.engine.tensors, model(2))
                 assert one.received[-1].way == "broadcast"
 
@@ -138,7 +160,7 @@ async def test_a_version_is_published_though_the_leases_cannot_be_read(
         monkeypatch.setattr(leases, "alive", unread)
         assert (await publisher.publish(0, model(0))).reached == []
         assert await publisher.offer() == []
-        await a.receiver.wait_for(0, deadline_s=60)
+        await a.receiver.wait_for(0, deadline_s=WAIT_S)
         assert same(a.engine.tensors, model(0))
 
 
@@ -174,7 +196,7 @@ async def test_a_version_in_which_most_words_changed_is_stored_whole(
         report = await publisher.publish(1, changed)
         assert (report.kind, report.stored_bytes) == ("anchor", report.total_bytes)
         async with actor(connection, NAMES, "late") as late:
-            await late.receiver.wait_for(1, deadline_s=60)
+            await late.receiver.wait_for(1, deadline_s=WAIT_S)
             assert same(late.engine.tensors, changed)
 
 
@@ -212,18 +234,19 @@ async def test_a_corrupt_chunk_is_refused_and_the_old_version_goes_on_serving(
 ) -> None:
     async with actor(connection, NAMES, "a") as a, publishing(connection) as publisher:
         await publisher.publish(0, model(0))
-        await a.receiver.wait_for(0, deadline_s=60)
+        await a.receiver.wait_for(0, deadline_s=WAIT_S)
         await leases.release(connection, NAMES, "actor", "a")  # so that it must pull
         publisher._channel = DamagingChannel(connection, NAMES)
         await publisher.publish(1, model(30))
         await announce(connection, NAMES, "a")
         assert await publisher.offer() == ["a"]
+        await asyncio.to_thread(wait_until, lambda: bool(a.receiver._trouble))
         with pytest.raises(DeadlineError, match=r"serves 0 \(lineage 1\); .*(hash|delta)"):
-            await a.receiver.wait_for(1, deadline_s=3)
+            await a.receiver.wait_for(1, deadline_s=0.1)
         assert same(a.engine.tensors, model(0))
         async with publishing(connection, lineage=2) as successor:
             await successor.publish(1, model(1))
-            await a.receiver.wait_for(1, lineage=2, deadline_s=60)
+            await a.receiver.wait_for(1, lineage=2, deadline_s=WAIT_S)
         assert same(a.engine.tensors, model(1))
         assert a.engine.versions == [0, 1]
 
@@ -267,11 +290,11 @@ async def test_a_newer_learner_fences_the_older_and_versions_stay_monotone(
         await old.publish(1, model(1))
         report = await new.publish(1, model(1))
         assert report.kind == "anchor", "a new lineage starts from whole weights"
-        await a.receiver.wait_for(1, lineage=2, deadline_s=60)
+        await a.receiver.wait_for(1, lineage=2, deadline_s=WAIT_S)
         with pytest.raises(FencedError, match="another learner"):
             await old.publish(2, model(5))
         await new.publish(2, model(2))
-        await a.receiver.wait_for(2, lineage=2, deadline_s=60)
+        await a.receiver.wait_for(2, lineage=2, deadline_s=WAIT_S)
         assert same(a.engine.tensors, model(2))
         served = [(item.version, item.lineage) for item in a.received]
         assert served == sorted(served)
@@ -280,11 +303,11 @@ async def test_a_newer_learner_fences_the_older_and_versions_stay_monotone(
 async def test_an_engine_that_fails_to_apply_ends_the_receiver(connection: Connection) -> None:
     async with publishing(connection) as publisher, actor(connection, NAMES, "a") as a:
         await publisher.publish(0, model(0))
-        await a.receiver.wait_for(0, deadline_s=60)
+        await a.receiver.wait_for(0, deadline_s=WAIT_S)
         a.engine.fails = True
         await publisher.publish(1, model(1))
         with pytest.raises(EngineError):
-            await a.receiver.wait_for(1, deadline_s=60)
+            await a.receiver.wait_for(1, deadline_s=WAIT_S)
         with pytest.raises(EngineError):
             await a.receiver.failed()
 
@@ -292,11 +315,12 @@ async def test_an_engine_that_fails_to_apply_ends_the_receiver(connection: Conne
 async def has_lease(connection: Connection, ident: str) -> None:
     watch = await connection.nc.subscribe(NAMES.lease("actor", ident))
     if ident not in {lease.id for lease in await leases.alive(connection, NAMES)}:
-        await watch.next_msg(timeout=60)
+        await watch.next_msg(timeout=WAIT_S)
     await watch.unsubscribe()
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_poll")
 async def test_a_peer_killed_in_the_middle_of_the_buckets_costs_a_pull_and_nothing_else(
     connection: Connection,
 ) -> None:
@@ -310,20 +334,18 @@ async def test_a_peer_killed_in_the_middle_of_the_buckets_costs_a_pull_and_nothi
         async with publishing(connection) as publisher, actor(connection, NAMES, "a") as a:
             await has_lease(connection, "dying")
             await has_lease(connection, "process")
-            await announce(connection, NAMES, "a")
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(WAIT_S):
                 broken = await publisher.publish(0, model(0, size=2_000_000))
             assert broken.reached == []
             assert "a" in broken.offered
-            assert await asyncio.wait_for(dying.wait(), 5) == -signal.SIGKILL
-            await a.receiver.wait_for(0, deadline_s=60)
+            assert await asyncio.wait_for(dying.wait(), WAIT_S) == -signal.SIGKILL
+            await a.receiver.wait_for(0, deadline_s=WAIT_S)
             assert a.received[-1].way == "anchor"
             assert same(a.engine.tensors, model(0, size=2_000_000))
-            await announce(connection, NAMES, "a")
             whole = await publisher.publish(1, model(1, size=2_000_000))
             assert "a" in whole.reached
             assert whole.membership != broken.membership
-            await a.receiver.wait_for(1, deadline_s=60)
+            await a.receiver.wait_for(1, deadline_s=WAIT_S)
             assert a.received[-1].way == "broadcast"
     finally:
         for process in (dying, healthy):
@@ -332,23 +354,25 @@ async def test_a_peer_killed_in_the_middle_of_the_buckets_costs_a_pull_and_nothi
                 await process.wait()
 
 
+@pytest.mark.usefixtures("no_poll")
 async def test_an_actor_that_comes_in_the_middle_of_a_round_pulls_that_version(
-    connection: Connection,
+    connection: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(broadcaster, "_JOIN_S", ROUND_S)  # a bucket may wait as long
     async with publishing(connection) as publisher:
         await publisher.publish(0, model(0))
         peer = HandMadePeer(connection, NAMES, "slow")
         await peer.listen()
         round_ = asyncio.create_task(publisher.publish(1, model(1)))
-        await asyncio.wait_for(peer.begun.wait(), 60)
+        await asyncio.wait_for(peer.begun.wait(), WAIT_S)
         async with actor(connection, NAMES, "joins") as joins:
-            await joins.receiver.wait_for(0, deadline_s=60)
+            await joins.receiver.wait_for(0, deadline_s=WAIT_S)
             assert not round_.done()
             peer.go.set()
             report = await round_
             assert report.reached == ["slow"]
             await publisher.offer()
-            await joins.receiver.wait_for(1, deadline_s=60)
+            await joins.receiver.wait_for(1, deadline_s=WAIT_S)
             assert joins.engine.versions == [0, 1]
             assert same(joins.engine.tensors, model(1))
 
@@ -359,7 +383,7 @@ async def test_a_learner_that_dies_in_a_round_does_not_keep_its_actors_from_pull
     async with publishing(connection) as publisher, actor(connection, NAMES, "a") as a:
         await leases.release(connection, NAMES, "actor", "a")
         await publisher.publish(0, model(0))
-        await a.receiver.wait_for(0, deadline_s=60)
+        await a.receiver.wait_for(0, deadline_s=WAIT_S)
         channel = WeightChannel(connection, NAMES)
         head = await channel.head()
         assert head is not None
@@ -370,10 +394,12 @@ async def test_a_learner_that_dies_in_a_round_does_not_keep_its_actors_from_pull
             weights_hash=stored.weights_hash, chunk_count=1, stored_bytes=CHUNK_BYTES,
         )  # fmt: skip
         await channel.put_manifest(promised)
-        store = open_store("127.0.0.1", timeout_s=5)
+        store = open_store("127.0.0.1", timeout_s=ROUND_S)
 
         async def ask(question: Prepare | Join | Begin) -> Answer:
-            reply = await connection.nc.request(NAMES.control("a"), encode(question), timeout=30)
+            reply = await connection.nc.request(
+                NAMES.control("a"), encode(question), timeout=WAIT_S
+            )
             return decode(reply.data, Answer, where="a")
 
         subject = channel.subject("anchor", 1, 1)
@@ -385,17 +411,19 @@ async def test_a_learner_that_dies_in_a_round_does_not_keep_its_actors_from_pull
             rank=0,
             size=2,
             address="127.0.0.1",
-            timeout_s=2,
+            timeout_s=ROUND_S,
             device=CPU,
         )
-        join = Join(epoch="9.9", rank=1, size=2, host="127.0.0.1", port=store.port, timeout_s=2)
+        join = Join(
+            epoch="9.9", rank=1, size=2, host="127.0.0.1", port=store.port, timeout_s=ROUND_S
+        )
         group, joined = await asyncio.gather(building, ask(join))
         assert joined.ok
         assert (await ask(Begin(epoch="9.9", version=1, lineage=1))).ok
         group.close()  # the learner is gone; the successor publishes
         async with publishing(connection, lineage=2) as successor:
             await successor.publish(1, model(1))
-            await a.receiver.wait_for(1, lineage=2, deadline_s=60)
+            await a.receiver.wait_for(1, lineage=2, deadline_s=WAIT_S)
         assert same(a.engine.tensors, model(1))
 
 

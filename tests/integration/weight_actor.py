@@ -23,6 +23,13 @@ from headrace.broker.weight_channel import WeightChannel
 from headrace.broker.weights import Answer, Begin, Control, Join, Prepare
 from headrace.errors import EngineError, WeightError
 
+WAIT_S = 300.0
+"""Bounds what ends by itself."""
+ROUND_S = 60.0
+"""Of learners and actors, and of the meeting of a group: a busy machine must not end a round."""
+LEASE_S = 600
+"""The actors here announce themselves once."""
+
 
 @dataclass
 class FakeEngine:
@@ -58,7 +65,7 @@ class Actor:
 
 @contextlib.asynccontextmanager
 async def actor(
-    connection: Connection, names: RunNames, ident: str, *, round_s: float = 5.0
+    connection: Connection, names: RunNames, ident: str, *, round_s: float = ROUND_S
 ) -> AsyncIterator[Actor]:
     engine = FakeEngine()
     received: list[Received] = []
@@ -106,12 +113,12 @@ class HandMadePeer:
             case Join():
                 self.group = await asyncio.to_thread(
                     BroadcastGroup,
-                    reach_store(request.host, request.port, timeout_s=5),
+                    reach_store(request.host, request.port, timeout_s=ROUND_S),
                     epoch=request.epoch,
                     rank=request.rank,
                     size=request.size,
                     address="127.0.0.1",
-                    timeout_s=5,
+                    timeout_s=ROUND_S,
                     device=torch.device("cpu"),
                 )
                 epoch = request.epoch
@@ -133,14 +140,14 @@ class HandMadePeer:
                 self.group.transfer,
                 self.memory.flat,
                 self.bucket_bytes,
-                deadline_s=10,
+                deadline_s=ROUND_S,
                 received=received,
             )
 
 
 async def die_mid_bucket(url: str, names: RunNames) -> None:
     """Be a member that is killed when the fourth bucket has come."""
-    async with connected(url, name="dying", deadline_s=30) as connection:
+    async with connected(url, name="dying", deadline_s=WAIT_S) as connection:
         peer = HandMadePeer(connection, names, "dying")
         peer.die_at = 3
         peer.go.set()
@@ -151,7 +158,7 @@ async def die_mid_bucket(url: str, names: RunNames) -> None:
 async def serve(url: str, names: RunNames) -> None:
     """Be an actor until killed."""
     async with (
-        connected(url, name="process", deadline_s=30) as connection,
+        connected(url, name="process", deadline_s=WAIT_S) as connection,
         actor(connection, names, "process"),
     ):
         await asyncio.Event().wait()
@@ -159,5 +166,6 @@ async def serve(url: str, names: RunNames) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    leases.TTL_S = LEASE_S
     role = {"die": die_mid_bucket, "serve": serve}[sys.argv[1]]
     asyncio.run(role(sys.argv[2], RunNames(sys.argv[3])))
