@@ -1,13 +1,15 @@
 """`headrace status` on a real broker."""
 
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import nats.errors
 import pytest
 
+from headrace.broker import connection as connections
 from headrace.broker import leases
-from headrace.broker.connection import connected
+from headrace.broker.connection import Connection, connected
 from headrace.broker.runlog import RunLog
 from headrace.broker.server import bundled_server
 from headrace.broker.subjects import RunNames
@@ -18,6 +20,16 @@ from headrace.monitor.progress import Progress, write_progress
 
 pytestmark = pytest.mark.nats
 NAMES = RunNames("t")
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command waits briefly, for a broker that may be down; here it always answers."""
+
+    def patiently(url: str, *, name: str, **_: float) -> AbstractAsyncContextManager[Connection]:
+        return connected(url, name=name, deadline_s=30)
+
+    monkeypatch.setattr(connections, "connected", patiently)
 
 
 @pytest.fixture

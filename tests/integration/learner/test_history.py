@@ -23,7 +23,13 @@ RECORDS, ARCHIVED = 6, 3
 
 
 @pytest.fixture(autouse=True)
-def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history, "_ANSWER_S", 30.0)
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch, patient: None) -> None:
+    """For tests whose broker is down or silent: the wait for it passes in full."""
     monkeypatch.setattr(history, "_ANSWER_S", 0.5)
 
 
@@ -89,6 +95,7 @@ async def test_what_is_purged_during_the_reading_is_read_from_the_archive(tmp_pa
         assert seen == list(range(1, RECORDS + 1))
 
 
+@pytest.mark.usefixtures("hurried")
 async def test_the_store_of_a_broker_that_is_down_is_opened(tmp_path: Path) -> None:
     await stopped_run(tmp_path)
     found = await numbers(history.read_history(config_of(tmp_path, free_url())))
@@ -135,6 +142,7 @@ async def test_an_archive_without_its_broker_and_store_is_read_and_it_is_said(
     )
 
 
+@pytest.mark.usefixtures("hurried")
 async def test_a_store_that_a_server_has_open_is_left_alone(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -146,6 +154,7 @@ async def test_a_store_that_a_server_has_open_is_left_alone(
     assert "reading the archive alone" in caplog.text
 
 
+@pytest.mark.usefixtures("hurried")
 async def test_a_broker_that_does_not_answer_is_not_taken_for_one_that_is_down(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

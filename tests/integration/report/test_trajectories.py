@@ -31,7 +31,13 @@ HOSTILE = (
 
 
 @pytest.fixture(autouse=True)
-def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history, "_ANSWER_S", 30.0)
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch, patient: None) -> None:
+    """For tests whose broker is down or silent: the wait for it passes in full."""
     monkeypatch.setattr(history, "_ANSWER_S", 0.5)
 
 
@@ -200,6 +206,7 @@ def test_a_sample_that_is_not_there_is_named_with_what_is(capsys, run_dir):
     assert "the filters exclude it" in refused(capsys, folder, "8.0", "--step", "5")
 
 
+@pytest.mark.usefixtures("hurried")
 def test_a_run_without_samples_says_so(capsys, tmp_path):
     # no broker answers here, as after the end of a run
     recorder = Recorder(tmp_path / "run", ("parity",), 1, lambda group, index: "")
@@ -211,9 +218,12 @@ def test_a_run_without_samples_says_so(capsys, tmp_path):
     assert "no group was issued" in refused(capsys, str(tmp_path / "run"), "0.0")
 
 
-def test_a_run_that_neither_its_folder_nor_a_broker_knows_is_refused(capsys, run_dir, tmp_path):
+def test_a_run_that_neither_its_folder_nor_a_broker_knows_is_refused(
+    capsys, run_dir, tmp_path, request
+):
     (tmp_path / "config.json").write_bytes((run_dir / "config.json").read_bytes())
     assert "has no run 't'" in refused(capsys, str(tmp_path))
+    request.getfixturevalue("hurried")
     assert "no broker answers at" in refused(
         capsys, str(tmp_path), "broker.url=nats://127.0.0.1:9", code=1
     )
