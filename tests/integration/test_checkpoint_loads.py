@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from headrace.config import Learner
 from headrace.learner.trainer import Trainer, TrainGroup
 from headrace.models import ensure_model
+from tests.chaos.commands import WAIT_S
 from tests.integration.learner.scripted import sample
 
 NEW_TOKENS = 12
@@ -61,7 +62,7 @@ def test_transformers_and_vllm_load_a_checkpoint_and_agree(tmp_path: Path) -> No
         capture_output=True,
         text=True,
         env=environment,
-        timeout=240,
+        timeout=WAIT_S,
     )
     assert result.returncode == 0, result.stderr[-3000:]
     (line,) = [x for x in result.stdout.splitlines() if x.startswith("TOKENS")]

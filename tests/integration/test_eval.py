@@ -10,14 +10,14 @@ import pytest
 from headrace.cli.main import main
 from headrace.config import load, to_json
 from headrace.models import ensure_model
-from tests.chaos.commands import HEADRACE, ROOT
+from tests.chaos.commands import HEADRACE, ROOT, WAIT_S
 
 TASKS, SAMPLES = 6, 4
 
 
 def call(*arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        [*HEADRACE, "eval", *arguments], capture_output=True, text=True, timeout=240, cwd=ROOT
+        [*HEADRACE, "eval", *arguments], capture_output=True, text=True, timeout=WAIT_S, cwd=ROOT
     )
 
 

@@ -15,6 +15,7 @@ from headrace.broker.records import Array, Span, Trajectory, Turn, Verdict
 from headrace.broker.runlog import RunLog
 from headrace.broker.subjects import RunNames
 from headrace.broker.taskqueue import TaskQueue
+from tests.chaos.commands import WAIT_S
 
 VOCABULARY = 256
 
@@ -80,7 +81,7 @@ async def act(
 async def acting(
     url: str, run: str, *, temperature: float = 1.0, evidence: str = ""
 ) -> AsyncIterator[Connection]:
-    """A scripted actor beside the block, which may use its connection.
+    """A scripted actor beside the block, which may use its connection, and ends when it breaks.
 
     Args:
         url: of the broker.
@@ -89,15 +90,15 @@ async def acting(
         evidence: text that makes every sample larger.
     """
     names = RunNames(run)
-    async with connected(url, name="scripted", deadline_s=30) as connection:
+    async with (
+        connected(url, name="scripted", deadline_s=WAIT_S) as connection,
+        asyncio.TaskGroup() as group,
+    ):
 
         async def work() -> None:
-            log = await RunLog.attach(connection, names, deadline_s=60)
+            log = await RunLog.attach(connection, names, deadline_s=WAIT_S)
             await act(connection, names, log, temperature=temperature, evidence=evidence)
 
-        task = asyncio.ensure_future(work())
-        try:
-            yield connection
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        task = group.create_task(work())
+        yield connection
+        task.cancel()

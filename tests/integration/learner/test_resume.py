@@ -16,7 +16,7 @@ from headrace.broker.server import bundled_server
 from headrace.broker.subjects import RunNames
 from headrace.learner.history import read_history
 from headrace.monitor.progress import read_summary
-from tests.chaos.commands import HEADRACE, Commands, kill, seeded
+from tests.chaos.commands import HEADRACE, WAIT_S, Commands, kill, seeded
 from tests.integration.learner.scripted import acting
 
 pytestmark = [pytest.mark.nats, pytest.mark.slow]
@@ -32,8 +32,8 @@ def at_least(run: Commands, steps: int) -> bool:
     return run.steps() >= steps
 
 
-async def ended(process: "subprocess.Popen[bytes]", deadline_s: float) -> int:
-    return await asyncio.to_thread(process.wait, deadline_s)
+async def ended(process: "subprocess.Popen[bytes]") -> int:
+    return await asyncio.to_thread(process.wait, WAIT_S)
 
 
 async def test_a_learner_killed_again_and_again_trains_what_a_quiet_one_trains(
@@ -49,14 +49,12 @@ async def test_a_learner_killed_again_and_again_trains_what_a_quiet_one_trains(
             for _ in range(4):
                 learner = run.start("learner")
                 reached = chance.randint(reached, reached + 3)
-                await asyncio.to_thread(
-                    run.until, partial(at_least, run, reached), learner, deadline_s=90
-                )
+                await asyncio.to_thread(run.until, partial(at_least, run, reached), learner)
                 kill(learner)
                 reached = max(reached, run.steps())
                 if reached >= STEPS - 3:
                     break
-            assert await ended(run.start("learner"), 120) == 0, run.output("learner")
+            assert await ended(run.start("learner")) == 0, run.output("learner")
             ledger = await asyncio.to_thread(run.ledger)
             replay = await asyncio.to_thread(run.call, "replay", str(run.run_dir))
         assert [row["step"] for row in ledger] == list(range(1, STEPS + 1))
@@ -76,10 +74,10 @@ async def test_a_corrupt_record_fails_its_slot_is_kept_aside_and_loses_nothing(
             names = RunNames("run")
             learner = run.start("learner")
             async with acting(run.url, "run", temperature=1.0) as connection:
-                await RunLog.attach(connection, names, deadline_s=60)
+                await RunLog.attach(connection, names, deadline_s=WAIT_S)
                 # garbage takes a slot before any actor can
                 await connection.js.publish(names.sample(0, 0), b"\xc1 not a record")
-                assert await ended(learner, 120) == 0, run.output("learner")
+                assert await ended(learner) == 0, run.output("learner")
                 dead = await connection.js.get_last_msg(names.dead_stream, names.dead_letter(0, 0))
                 assert dead.data == b"\xc1 not a record"
                 kept = [entry async for entry in read_history(run.config())]
@@ -101,7 +99,7 @@ async def test_slots_without_an_actor_are_decided_by_their_deadline(tmp_path: Pa
         port = int(run.url.rpartition(":")[2])
         async with bundled_server(tmp_path / "nats", port=port):
             learner = run.start("learner")
-            assert await ended(learner, 90) == 1
+            assert await ended(learner) == 1
             failed = [
                 decode(entry.data, Failed, where=entry.subject)
                 async for entry in read_history(run.config())
@@ -123,13 +121,13 @@ async def test_a_batch_can_be_passed_over_and_the_ledger_and_the_replay_show_it(
         port = int(run.url.rpartition(":")[2])
         async with bundled_server(tmp_path / "nats", port=port):
             learner = run.start("learner")
-            await asyncio.to_thread(run.until, lambda: run.steps() >= 0, learner, deadline_s=90)
+            await asyncio.to_thread(run.until, lambda: run.steps() >= 0, learner)
             skip = await asyncio.to_thread(
                 run.call, "skip", str(run.run_dir), "--step", "2", "--reason", "poison"
             )
             assert skip.returncode == 0, skip.stderr
             async with acting(run.url, "run"):
-                assert await ended(learner, 120) == 0, run.output("learner")
+                assert await ended(learner) == 0, run.output("learner")
             late = await asyncio.to_thread(
                 run.call, "skip", str(run.run_dir), "--step", "2", "--reason", "late"
             )
@@ -165,7 +163,7 @@ async def test_a_full_disk_ends_in_one_line_and_the_run_goes_on_when_there_is_ro
         inside = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", on_a_small_disk]
         port = int(run.url.rpartition(":")[2])
         async with bundled_server(tmp_path / "nats", port=port), acting(run.url, "run"):
-            assert await ended(run.spawn("learner", inside), 240) == 0, run.output("learner")
+            assert await ended(run.spawn("learner", inside)) == 0, run.output("learner")
         lines = run.output("learner").splitlines()
         first = lines.index("ended with 1")
         assert lines[first - 1].startswith("headrace: error: "), lines[first - 1]
@@ -182,7 +180,7 @@ async def test_a_run_that_asks_for_more_probes_than_there_are_asks_all_and_ends(
     with Commands(tmp_path / "run", *settings) as run:
         port = int(run.url.rpartition(":")[2])
         async with bundled_server(tmp_path / "nats", port=port), acting(run.url, "run"):
-            assert await ended(run.start("learner"), 120) == 0, run.output("learner")
+            assert await ended(run.start("learner")) == 0, run.output("learner")
     summary = read_summary(run.run_dir)
     assert summary is not None
     asked = {rate.n for rates in (summary.before, summary.after) for rate in rates.values()}
@@ -195,9 +193,9 @@ async def test_a_second_learner_is_refused_and_the_first_goes_on(tmp_path: Path)
         port = int(run.url.rpartition(":")[2])
         async with bundled_server(tmp_path / "nats", port=port):
             learner = run.start("learner")
-            await asyncio.to_thread(run.until, partial(at_least, run, 0), learner, deadline_s=90)
+            await asyncio.to_thread(run.until, partial(at_least, run, 0), learner)
             second = await asyncio.to_thread(run.call, "learner", str(run.run_dir))
             assert second.returncode == 2
             assert f"a learner of run 'run' is alive (pid {learner.pid}" in second.stderr
             async with acting(run.url, "run"):
-                assert await ended(learner, 120) == 0, run.output("learner")
+                assert await ended(learner) == 0, run.output("learner")

@@ -8,7 +8,7 @@ import pytest
 from headrace.broker.runlog import RunLog
 from headrace.broker.server import bundled_server
 from headrace.broker.subjects import RunNames
-from tests.chaos.commands import Commands
+from tests.chaos.commands import WAIT_S, Commands
 from tests.integration.learner.scripted import acting
 
 STEPS = 24
@@ -36,7 +36,7 @@ async def test_a_log_above_half_its_limit_is_checkpointed_and_purged_and_the_run
             acting(run.url, "run", evidence=EVIDENCE) as connection,
         ):
             learner = run.start("learner")
-            code = await asyncio.to_thread(learner.wait, 240)
+            code = await asyncio.to_thread(learner.wait, WAIT_S)
             assert code == 0, run.output("learner")
             log = await RunLog.attach(connection, RunNames("run"))
             assert (await log.info()).first_seq > 1
