@@ -29,7 +29,7 @@ from headrace.environments.protocol import EnvironmentFailure, Task
 from headrace.environments.registry import get_domain
 from headrace.errors import DeadlineError, RecordError, RunMismatchError, TaskError
 from headrace.monitor.logs import about
-from headrace.process import first_error, in_background
+from headrace.process import finished, first_error, in_background
 
 logger = logging.getLogger(__name__)
 
@@ -114,20 +114,14 @@ class RolloutWorker:
         except BaseExceptionGroup as group:
             raise first_error(group) from group
         finally:
-            await self._hand_back()
+            # a second cancellation must not come between withdrawing requests and handing back
+            await finished(self._hand_back())
 
     async def _hand_back(self) -> None:
         """Give every task that is held back, and receive none any more."""
-        try:
-            # a request that is still open would receive the tasks again; if it cannot be withdrawn,
-            # that is no reason to let others wait for the heartbeats to lapse
-            with contextlib.suppress(nats.errors.Error, TimeoutError):
-                await self._queue.stop_taking()
-        finally:
-            for held in self._held.values():
-                with contextlib.suppress(nats.errors.Error):
-                    await held.hand_back()
-            self._held.clear()
+        with contextlib.suppress(nats.errors.Error, TimeoutError):
+            await self._queue.stop_taking(self._held.values())
+        self._held.clear()
 
     async def _take(self, pool: str, tasks: asyncio.TaskGroup) -> None:
         while True:

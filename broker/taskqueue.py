@@ -4,10 +4,11 @@ A task leaves the queue when its actor acknowledges it, after the last slot of t
 An actor that dies stops its heartbeats and the broker gives the task to another one.
 """
 
+import asyncio
 import contextlib
 import uuid
+from collections.abc import Iterable
 
-import nats.errors
 import nats.js.errors
 from nats.aio.msg import Msg
 from nats.js import api
@@ -23,12 +24,12 @@ class HeldTask:
     """A task that this actor holds; it must be kept alive, and ended by `done` or `hand_back`."""
 
     def __init__(self, message: Msg, issued: Issued) -> None:
-        self._message = message
+        self.message = message
         self.issued = issued
 
     async def keep(self) -> None:
         """Tell the broker that the task is still being worked on."""
-        await self._message.in_progress()
+        await self.message.in_progress()
 
     async def done(self) -> None:
         """Acknowledge: every slot of the group is decided.
@@ -36,11 +37,11 @@ class HeldTask:
         An acknowledgement that is lost only means that the task is handed out again, and that its
         next holder finds nothing to do.
         """
-        await self._message.ack()
+        await self.message.ack()
 
     async def hand_back(self, *, delay_s: float = 0.0) -> None:
         """Give the task back undone, to be handed out again after `delay_s` seconds."""
-        await self._message.nak(delay=delay_s or None)
+        await self.message.nak(delay=delay_s or None)
 
 
 class TaskQueue:
@@ -50,6 +51,7 @@ class TaskQueue:
         self._connection = connection
         self._names = names
         self._pulls: dict[str, JetStreamContext.PullSubscription] = {}
+        self._requests: set[asyncio.Future[list[Msg]]] = set()
 
     async def create(self, pools: list[str], *, ack_wait_s: float) -> None:
         """Create the streams and one consumer per pool; existing ones are kept."""
@@ -135,13 +137,21 @@ class TaskQueue:
         return depths
 
     async def take(self, pool: str, *, wait_s: float) -> HeldTask | None:
-        """Take the next task of a pool, or None when none comes within `wait_s` seconds."""
+        """Take the next task of a pool, or None when none comes within `wait_s` seconds.
+
+        A caller that is cancelled must call `stop_taking` in the end.
+        """
         try:
             if pool not in self._pulls:
                 self._pulls[pool] = await self._connection.js.pull_subscribe_bind(
                     self._names.pool_consumer(pool), stream=self._names.tasks_stream
                 )
-            (message,) = await self._pulls[pool].fetch(1, timeout=wait_s)
+            request = asyncio.ensure_future(self._pulls[pool].fetch(1, timeout=wait_s))
+            self._requests.add(request)
+            # a request cannot be withdrawn: cancelled, it would receive a task for nobody
+            await asyncio.wait({request})
+            self._requests.discard(request)
+            (message,) = request.result()
         except TimeoutError:
             return None
         try:
@@ -152,21 +162,33 @@ class TaskQueue:
             raise
         return HeldTask(message, task.issued)
 
-    async def stop_taking(self) -> None:
-        """Withdraw every open request for tasks; what is handed back then goes to another actor."""
+    async def stop_taking(self, held: Iterable[HeldTask] = ()) -> None:
+        """End every open request, and then hand back what is held and what still came.
+
+        It waits for open requests to end by themselves: while one is open, what is handed back may
+        come straight back to it. What is held goes first, since it is older.
+
+        Args:
+            held: tasks to hand back.
+
+        Raises:
+            nats.errors.Error, TimeoutError: the broker is away; heartbeats that lapse do the rest.
+        """
         pulls, self._pulls = list(self._pulls.values()), {}
-        left = []
+        late: list[Msg] = []
+        requests = list(self._requests)
+        for answer in await asyncio.gather(*requests, return_exceptions=True):
+            late += answer if isinstance(answer, list) else []
         try:
-            for pull in pulls:
-                # what was delivered and not taken yet would wait for its heartbeat to lapse; a
-                # fetch that finds nothing raises asyncio's error or nats-py's, a kind of it
-                with contextlib.suppress(nats.errors.Error, TimeoutError):
-                    left += await pull.fetch(64, timeout=0.1)
-                await pull.unsubscribe()
             await self._connection.nc.flush(timeout=2)
+            for pull in pulls:
+                # it raises where all that came was the word that a request had ended
+                with contextlib.suppress(TimeoutError):
+                    while pull.pending_msgs:
+                        late += await pull.fetch(1, timeout=0.1)
+                await pull.unsubscribe()
         finally:
-            # not before: an open request would receive them again
-            for message in left:
+            for message in [*(task.message for task in held), *late]:
                 await message.nak()
 
     async def begin(self, group: int) -> int:

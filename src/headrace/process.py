@@ -91,6 +91,15 @@ async def end(*tasks: "asyncio.Task[Any]") -> None:
         _, pending = await asyncio.wait(pending, timeout=1)
 
 
+async def finished(work: Coroutine[Any, Any, T]) -> T:
+    """What work returns, which goes on to its end although its caller is cancelled meanwhile."""
+    task = asyncio.ensure_future(work)
+    while not task.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait({task})
+    return task.result()
+
+
 def in_background(work: Coroutine[Any, Any, None], what: str) -> "asyncio.Task[None]":
     """Start work that goes on beside its owner until cancelled.
 

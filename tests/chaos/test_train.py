@@ -20,7 +20,7 @@ STEPS = 12
 BATCH = 4
 WINDOW_STEPS = 3
 """Steps after which every group that was outstanding is in the ledger."""
-ACK_WAIT_S = 300
+ACK_WAIT_S = 90
 """A task that is held was kept alive at most a third of this ago, and comes back after it unasked;
 one that was handed back just before the broker stopped does so too, as if it were still held."""
 

@@ -259,17 +259,16 @@ async def asking(bench: Bench) -> int:
 async def test_a_worker_that_cannot_withdraw_its_requests_hands_its_task_back_all_the_same(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
 ) -> None:
-    async def late(queue: TaskQueue) -> None:
-        await stop_taking(queue)
+    async def late(timeout: int) -> None:
         raise error
 
-    stop_taking = TaskQueue.stop_taking
-    monkeypatch.setattr(TaskQueue, "stop_taking", late)
     await bench.issue()
-    async with working(bench.worker()):
-        async with asyncio.timeout(60):
-            while bench.engine.asked < 2:
-                await bench.log.info()
+    with monkeypatch.context() as patch:
+        async with working(bench.worker()):
+            async with asyncio.timeout(60):
+                while bench.engine.asked < 2:
+                    await bench.log.info()
+            patch.setattr(bench.connection.nc, "flush", late)
     assert await bench.queue.take("default", wait_s=20) is not None
 
 

@@ -19,7 +19,7 @@ from headrace.broker.records import Issued, TaskRef, encode
 from headrace.broker.server import bundled_server
 from headrace.broker.state import Current, RunState
 from headrace.broker.subjects import RunNames
-from headrace.broker.taskqueue import TaskQueue
+from headrace.broker.taskqueue import HeldTask, TaskQueue
 from headrace.errors import FencedError, RunMismatchError
 
 pytestmark = pytest.mark.nats
@@ -161,6 +161,36 @@ async def test_a_task_that_came_too_late_to_be_taken_goes_to_another_actor_at_on
             with pytest.raises(nats.errors.FlushTimeoutError):
                 await queue.stop_taking()
         assert await other.take("p", wait_s=20) is not None
+
+
+@pytest.mark.parametrize("turns", [1, 2, 5, 50])
+async def test_what_is_handed_back_goes_to_another_actor_before_what_waits(
+    tmp_path: Path, turns: int
+) -> None:
+    async with (
+        bundled_server(tmp_path) as server,
+        connected(server.url, name="t", deadline_s=30) as connection,
+        connected(server.url, name="o", deadline_s=30) as second,
+    ):
+        queue, other = TaskQueue(connection, NAMES), TaskQueue(second, NAMES)
+        await queue.create(["p"], ack_wait_s=60)
+        for ordinal in range(100):
+            await queue.put(issued(ordinal), pool="p", delivery="0")
+        held = [await queue.take("p", wait_s=20) for _ in range(3)]
+        taking = asyncio.ensure_future(queue.take("p", wait_s=20))
+        for _ in range(turns):  # so that the request is cancelled in each of its stages
+            await asyncio.sleep(0)
+        taking.cancel()
+        (late,) = await asyncio.gather(taking, return_exceptions=True)
+        if isinstance(late, HeldTask):
+            held.append(late)
+        await queue.stop_taking([task for task in held if task is not None])
+        await connection.nc.flush()
+        taken = [await other.take("p", wait_s=20) for _ in range(100)]
+        order = [task.issued.ordinal for task in taken if task is not None]
+        assert sorted(order) == list(range(100))
+        # the broker may serve a request before it comes to what was handed back
+        assert {0, 1, 2} <= set(order[:10])
 
 
 async def waiting(connection: Connection) -> int:
