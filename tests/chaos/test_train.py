@@ -16,11 +16,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.chaos.commands import WAIT_S, Commands, Process, family, free_port, processes
 
 pytestmark = [pytest.mark.vllm, pytest.mark.jail, pytest.mark.nats, pytest.mark.slow]
-STEPS = 12
+STEPS = 40
+"""Enough that the run goes on when the slower of two engines has started."""
 BATCH = 4
 WINDOW_STEPS = 3
 """Steps after which every group that was outstanding is in the ledger."""
-ACK_WAIT_S = 90
+ACK_WAIT_S = 60
 """A task that is held was kept alive at most a third of this ago, and comes back after it unasked;
 one that was handed back just before the broker stopped does so too, as if it were still held."""
 
