@@ -117,7 +117,7 @@ def table(runs: list[Run]) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     for arm, members in _by_arm(runs).items():
-        for domain in members[0].before:
+        for domain in sorted(members[0].before):
             before = _pool([run.before[domain] for run in members])
             after = _pool([run.after[domain] for run in members])
             gains = [run.after[domain].mean - run.before[domain].mean for run in members]
@@ -165,7 +165,7 @@ def plot(runs: list[Run]) -> str:
     """One panel a domain: success of training samples by step and arm, mean and range of seeds."""
     arms = _by_arm(runs)
     drawn = {}
-    for domain in runs[0].before:
+    for domain in sorted(runs[0].before):
         series = []
         for arm, members in arms.items():
             curves = [dict(run.curves[domain]) for run in members]
