@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.chaos.commands import WAIT_S, Commands, Process, family, free_port, processes
 
 pytestmark = [pytest.mark.vllm, pytest.mark.jail, pytest.mark.nats, pytest.mark.slow]
-STEPS = 20
+STEPS = 16
 """Enough that the run goes on when the slower of two engines has started."""
 BATCH = 4
 WINDOW_STEPS = 3
