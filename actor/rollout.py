@@ -29,7 +29,7 @@ from headrace.environments.protocol import EnvironmentFailure, Task
 from headrace.environments.registry import get_domain
 from headrace.errors import DeadlineError, RecordError, RunMismatchError, TaskError
 from headrace.monitor.logs import about
-from headrace.process import finished, first_error, in_background
+from headrace.process import finished, first_error, in_background, is_cancelled
 
 logger = logging.getLogger(__name__)
 
@@ -125,7 +125,7 @@ class RolloutWorker:
 
     async def _take(self, pool: str, tasks: asyncio.TaskGroup) -> None:
         while True:
-            if _is_cancelled():
+            if is_cancelled():
                 raise asyncio.CancelledError
             async with self._room:
                 await self._room.wait_for(
@@ -144,7 +144,7 @@ class RolloutWorker:
                 continue
             issued = held.issued
             self._held[issued.ordinal] = held
-            if _is_cancelled():
+            if is_cancelled():
                 raise asyncio.CancelledError
             self._in_flight += issued.group_size
             with about(group=issued.ordinal, domain=issued.task.domain, version=issued.version):
@@ -194,7 +194,7 @@ class RolloutWorker:
                 )
             return
         task = self._task(issued)
-        if _is_cancelled():
+        if is_cancelled():
             raise asyncio.CancelledError
         async with asyncio.TaskGroup() as group:
             for index in slots:
@@ -285,9 +285,3 @@ class RolloutWorker:
             self.counters["sampled_tokens"] += len(record.logprobs)
         else:
             self.counters["failures"] += 1
-
-
-def _is_cancelled() -> bool:
-    """Whether this task was cancelled: a request that ends at that moment swallows it."""
-    current = asyncio.current_task()
-    return current is not None and current.cancelling() > 0

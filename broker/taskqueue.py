@@ -24,12 +24,12 @@ class HeldTask:
     """A task that this actor holds; it must be kept alive, and ended by `done` or `hand_back`."""
 
     def __init__(self, message: Msg, issued: Issued) -> None:
-        self.message = message
+        self._message = message
         self.issued = issued
 
     async def keep(self) -> None:
         """Tell the broker that the task is still being worked on."""
-        await self.message.in_progress()
+        await self._message.in_progress()
 
     async def done(self) -> None:
         """Acknowledge: every slot of the group is decided.
@@ -37,11 +37,11 @@ class HeldTask:
         An acknowledgement that is lost only means that the task is handed out again, and that its
         next holder finds nothing to do.
         """
-        await self.message.ack()
+        await self._message.ack()
 
     async def hand_back(self, *, delay_s: float = 0.0) -> None:
         """Give the task back undone, to be handed out again after `delay_s` seconds."""
-        await self.message.nak(delay=delay_s or None)
+        await self._message.nak(delay=delay_s or None)
 
 
 class TaskQueue:
@@ -188,7 +188,9 @@ class TaskQueue:
                         late += await pull.fetch(1, timeout=0.1)
                 await pull.unsubscribe()
         finally:
-            for message in [*(task.message for task in held), *late]:
+            for task in held:
+                await task.hand_back()
+            for message in late:
                 await message.nak()
 
     async def begin(self, group: int) -> int:

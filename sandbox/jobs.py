@@ -24,6 +24,7 @@ from nats.js import api
 from headrace.broker.connection import Connection, Retry, is_wrong_sequence
 from headrace.broker.records import MAX_RECORD_BYTES, Record, decode, encode
 from headrace.errors import CollectionError, DeadlineError, RecordError, SandboxError
+from headrace.process import is_cancelled
 from headrace.sandbox.box import Sandbox
 from headrace.sandbox.spec import Limits, Result, SandboxSpec, lost
 
@@ -175,10 +176,10 @@ class JobQueue:
         pull = await self._connection.js.pull_subscribe_bind(_CONSUMER, stream=_JOBS)
 
         async def worker() -> None:
-            while not stop.is_set() and not _is_cancelled():
+            while not stop.is_set() and not is_cancelled():
                 try:
                     (message,) = await pull.fetch(1, timeout=_FETCH_S)
-                    if not _is_cancelled():
+                    if not is_cancelled():
                         await self._handle(message)
                 except TimeoutError:
                     continue
@@ -272,9 +273,3 @@ async def _run(job: Job) -> Result:
             return await box.run(job.argv, stdin=job.stdin, env=job.env, limits=job.limits)
     except (SandboxError, CollectionError, DeadlineError) as error:
         return lost(str(error))
-
-
-def _is_cancelled() -> bool:
-    """Whether this task was cancelled: a request that ends at that moment swallows it."""
-    current = asyncio.current_task()
-    return current is not None and current.cancelling() > 0

@@ -91,6 +91,12 @@ async def end(*tasks: "asyncio.Task[Any]") -> None:
         _, pending = await asyncio.wait(pending, timeout=1)
 
 
+def is_cancelled() -> bool:
+    """Whether the current task was cancelled: a request that ends at that moment swallows it."""
+    current = asyncio.current_task()
+    return current is not None and current.cancelling() > 0
+
+
 async def finished(work: Coroutine[Any, Any, T]) -> T:
     """What work returns, which goes on to its end although its caller is cancelled meanwhile."""
     task = asyncio.ensure_future(work)
