@@ -136,7 +136,7 @@ class Snapshot(msgspec.Struct):
     """Filtered since the last batch was formed."""
     filtered_failed: list[str] = []
     filtered_in_a_row: int = 0
-    """Filtered groups since the last durable step."""
+    """Training groups without spread, completed since one with spread."""
     formed_version: int = 0
     last_issued_seq: int = 0
     last_step_seq: int = 0
@@ -151,6 +151,15 @@ class Snapshot(msgspec.Struct):
     """Outcomes of probes by version and domain."""
     probes_issued: dict[int, int] = {}
     """Probe groups issued by version."""
+
+    @property
+    def purgeable(self) -> int:
+        """Last record of the log that neither a resume nor an open slot needs.
+
+        The broker refuses a second record of a slot only while it holds the first.
+        """
+        open_since = (group.issued.seen for group in self.open.values() if not group.complete)
+        return min(open_since, default=self.position)
 
 
 @dataclass(frozen=True)
@@ -295,12 +304,14 @@ class Machine:
             del s.open[sample.group]
             return
         self._count("complete")
-        if not group.informative:
-            del s.open[sample.group]
-            s.filtered.append(sample.group)
-            s.filtered_failed += group.failed
-            s.filtered_in_a_row += 1
-            self._count("filtered")
+        if group.informative:
+            s.filtered_in_a_row = 0
+            return
+        del s.open[sample.group]
+        s.filtered.append(sample.group)
+        s.filtered_failed += group.failed
+        s.filtered_in_a_row += 1
+        self._count("filtered")
 
     def _apply_step(self, step: Step, seq: int) -> None:
         s = self.state
@@ -314,7 +325,6 @@ class Machine:
         s.unledgered.pop(0)
         s.version = step.version
         s.last_step_seq = seq
-        s.filtered_in_a_row = 0
         self._count("trained", len(step.trained))
 
     def _apply_skip(self, skip: Skip, seq: int) -> None:

@@ -98,8 +98,6 @@ class LearnerProcess:
         self._ledger: dict[int, Step] = {}
         self._actors: list[Lease] = []
         self._newest_record = time.monotonic()
-        self._saved_at = 0
-        """Log position of the newest checkpoint."""
         self._started = time.time()
 
     def note_corrupt(self, corrupt: Corrupt) -> None:
@@ -240,7 +238,10 @@ class LearnerProcess:
                 return batch
             self._check_progress(began)
             info = await self._log.info()
-            if info.bytes > info.max_bytes // 2 and self._machine.state.position > self._saved_at:
+            # where open groups hold most of the log, a checkpoint would free too little of it
+            goes = self._machine.state.purgeable - info.first_seq
+            stays = info.last_seq - self._machine.state.purgeable
+            if info.bytes > info.max_bytes // 2 and goes >= stays:
                 # the newest checkpoint alone is kept, so that all records before it can go
                 await self._checkpoint(keep=1)
             await self._changed.wait(1.0)
@@ -309,7 +310,6 @@ class LearnerProcess:
 
     async def _checkpoint(self, *, keep: int | None = None) -> None:
         await self._state.check_lineage(self._lineage)
-        position = self._machine.state.position
         # encoded before the first await: later records do not change it
         state = checkpoints.encode(
             LearnerState(
@@ -325,9 +325,8 @@ class LearnerProcess:
         await self._in_thread(
             lambda: checkpoints.save(self._run_dir, self._trainer, state, keep=keep)
         )
-        self._saved_at = position
         oldest = checkpoints.read(existing_checkpoints(self._run_dir)[0])
-        await self._log.purge_to(min(oldest.snapshot.position, self._archive.last))
+        await self._log.purge_to(min(oldest.snapshot.purgeable, self._archive.last))
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
@@ -382,7 +381,8 @@ class LearnerProcess:
             remedy = (
                 "see the actors' logs and `headrace sandbox check`"
                 if broken
-                else "choose another level or temperature, or raise learner.max_filtered"
+                else "choose another level or temperature, or start again with a higher "
+                "learner.max_filtered"
             )
             raise TrainingError(
                 f"more than {limit} groups in a row had no reward spread: {domains}; {remedy}"

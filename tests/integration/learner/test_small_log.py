@@ -5,11 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from headrace.broker.connection import connected
 from headrace.broker.runlog import RunLog
 from headrace.broker.server import bundled_server
 from headrace.broker.subjects import RunNames
+from headrace.learner.machine import Machine
 from tests.chaos.commands import WAIT_S, Commands
 from tests.integration.learner.scripted import acting
+from tests.unit.learner.logs import issued, run_config, trajectory
 
 STEPS = 24
 LOG_BYTES = 64 << 20
@@ -46,3 +49,24 @@ async def test_a_log_above_half_its_limit_is_checkpointed_and_purged_and_the_run
         assert samples == STEPS
         # what was trained is more than the log could ever hold
         assert STEPS * 8 * 8 * len(EVIDENCE) > LOG_BYTES
+
+
+@pytest.mark.nats
+async def test_a_slot_stays_decided_when_the_log_is_purged_while_its_group_is_open(
+    tmp_path: Path,
+) -> None:
+    names = RunNames("run")
+    async with (
+        bundled_server(tmp_path) as server,
+        connected(server.url, name="t", deadline_s=30) as connection,
+    ):
+        log = await RunLog.create(connection, names, max_bytes=LOG_BYTES)
+        machine = Machine(run_config())
+        await log.append(run_config(), after=0, message_id="config")
+        await log.append(issued(0, seen=1), after=0, message_id="issued")
+        assert await log.decide(trajectory(0, 1, 1.0), limit=9999, domain="d")
+        for entry in await log.read(0):
+            machine.apply(entry)
+        await log.purge_to(machine.state.purgeable)
+        assert (await log.info()).first_seq == 2, "what lies before the open group went"
+        assert not await log.decide(trajectory(0, 1, 0.0), limit=9999, domain="d")

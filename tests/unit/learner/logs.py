@@ -37,7 +37,9 @@ def run_config(
     )
 
 
-def issued(ordinal: int, *, size: int = 2, version: int = 0, purpose: str = "train") -> Issued:
+def issued(
+    ordinal: int, *, size: int = 2, version: int = 0, purpose: str = "train", seen: int = 0
+) -> Issued:
     return Issued(
         ordinal=ordinal,
         task=TaskRef(domain="d", level=0, split="train", index=ordinal, hash="h"),
@@ -47,7 +49,7 @@ def issued(ordinal: int, *, size: int = 2, version: int = 0, purpose: str = "tra
         lineage=1,
         deadline=1e12,
         seed=ordinal,
-        seen=0,
+        seen=seen,
     )
 
 

@@ -280,3 +280,23 @@ def test_probes_come_before_the_first_training_group_and_after_the_last_step() -
     log.append(step(batch))
     assert free_room(log.machine, probes=1).probe == 1
     assert free_room(log.machine, probes=1).train == 0
+
+
+def test_a_group_with_spread_ends_the_row_of_filtered_ones_before_a_step_does() -> None:
+    log = Log(run_config(batch_groups=4))
+    for ordinal, right in enumerate((0.0, 0.0, 1.0, 0.0)):
+        log.append(issued(ordinal))
+        log.extend([trajectory(ordinal, 0, 0.0), trajectory(ordinal, 1, right)])
+    assert log.machine.state.totals["filtered"] == 3
+    assert log.machine.state.filtered_in_a_row == 1
+
+
+def test_records_of_open_slots_may_not_be_purged_and_those_before_them_may() -> None:
+    log = Log(run_config(batch_groups=4))
+    log.append(issued(0, seen=1))
+    log.append(issued(1, seen=2))
+    log.extend([trajectory(1, 0, 0.0), trajectory(1, 1, 1.0), trajectory(0, 0, 0.0)])
+    # group 0 waits for its second slot: its first must stay, to refuse another record of it
+    assert log.machine.state.purgeable == 1
+    log.append(trajectory(0, 1, 1.0))
+    assert log.machine.state.purgeable == log.machine.state.position == len(log.entries)
