@@ -25,7 +25,7 @@ STREAM_EXISTS = 10058
 """A stream of this name exists with another configuration."""
 WRONG_LAST_SEQUENCE = 10071
 NO_SPACE = 10077
-"""The stream cannot store the message: it is full."""
+"""The stream cannot store the message: it, or the disk below it, is full, or it is closing."""
 
 # what a broker that restarts, elects a leader or reconnects answers; the same request may succeed
 RETRYABLE = (
@@ -157,6 +157,9 @@ class Retry:
     >>> async for attempt in Retry(connection, "reading the log"):  # doctest: +SKIP
     ...     with attempt:
     ...         return await request()
+
+    Raises:
+        BrokerError: no answer until the end of the patience, or the broker has no room.
     """
 
     def __init__(self, connection: Connection, what: str) -> None:
@@ -189,14 +192,23 @@ class Retry:
         return None
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
-        if isinstance(error, RETRYABLE) and not _is_full(error):
+        if isinstance(error, nats.js.errors.APIError) and has_no_room(error):
+            raise BrokerError(
+                f"the broker at {self._connection.url} has no room left while {self._what} "
+                f"({error.description}); free space on the disk that holds its data and start "
+                "again, nothing is lost"
+            ) from error
+        if isinstance(error, RETRYABLE):
             self._failure = error
             return True
         return False
 
 
-def _is_full(error: BaseException) -> bool:
-    return isinstance(error, nats.js.errors.APIError) and error.err_code == NO_SPACE
+def has_no_room(error: nats.js.errors.APIError) -> bool:
+    """Whether a stream or the broker's disk is full: no repetition helps."""
+    # the broker says the same of a stream that it closes at its end
+    closing = "closed" in (error.description or "")
+    return error.err_code in {NO_RESOURCES, NO_SPACE, NO_STORAGE} and not closing
 
 
 def is_wrong_sequence(error: nats.js.errors.APIError) -> bool:

@@ -19,7 +19,6 @@ from nats.js import api
 
 from headrace.broker.connection import (
     NO_MEMORY,
-    NO_RESOURCES,
     NO_SPACE,
     NO_STORAGE,
     STREAM_EXISTS,
@@ -380,15 +379,10 @@ class RunLog:
             raise FencedError(
                 f"another learner of run {self._names.run!r} writes {subject}; this one stops"
             ) from error
-        if error.err_code == NO_SPACE:
+        if error.err_code == NO_SPACE and "maximum" in (error.description or ""):
             raise BrokerError(
                 f"the run log of {self._names.run!r} is full ({error.description}); raise "
                 "broker.log_bytes"
-            ) from error
-        if error.err_code == NO_RESOURCES or "insufficient" in (error.description or ""):
-            raise BrokerError(
-                f"the broker's disk is full ({error.description}); free space and start again, "
-                "nothing is lost"
             ) from error
 
 

@@ -7,9 +7,17 @@ from pathlib import Path
 
 import nats.errors
 import pytest
+from nats.js.errors import APIError, ServiceUnavailableError
 
 from headrace.broker import server as servers
-from headrace.broker.connection import Connection, connect, connected
+from headrace.broker.connection import (
+    NO_RESOURCES,
+    NO_SPACE,
+    NO_STORAGE,
+    Connection,
+    connect,
+    connected,
+)
 from headrace.broker.records import Failed, Issued, TaskRef, encode
 from headrace.broker.runlog import Entry, RunLog
 from headrace.broker.server import bundled_server, is_open, parse_url
@@ -197,6 +205,46 @@ async def test_a_full_log_is_one_clear_error_and_loses_nothing(tmp_path: Path) -
         with pytest.raises(BrokerError, match=r"full.*log_bytes"):
             await fill()
         assert len(await log.read(0)) == accepted > 0
+
+
+def refusing(error: APIError, times: int, connection: Connection):
+    """A `publish` that is answered with an error at first."""
+    publish, left = connection.js.publish, [error] * times
+
+    async def refused(*arguments: object, **how: object) -> object:
+        if left:
+            raise left.pop()
+        return await publish(*arguments, **how)  # type: ignore[arg-type]
+
+    return refused
+
+
+@pytest.mark.parametrize("code", [NO_RESOURCES, NO_SPACE, NO_STORAGE])
+async def test_a_broker_without_room_is_one_clear_error_at_once(
+    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with (
+        bundled_server(tmp_path) as server,
+        connected(server.url, name="t", deadline_s=30) as connection,
+    ):
+        log = await new_log(connection)
+        error = ServiceUnavailableError(code=503, err_code=code, description="no space left")
+        monkeypatch.setattr(connection.js, "publish", refusing(error, 99, connection))
+        with pytest.raises(BrokerError, match=r"no room left while .*no space left.*free space"):
+            await log.decide(failed(0, 0), limit=9999, domain="d")
+
+
+async def test_a_store_that_closes_is_not_full_and_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with (
+        bundled_server(tmp_path) as server,
+        connected(server.url, name="t", deadline_s=30) as connection,
+    ):
+        log = await new_log(connection)
+        error = ServiceUnavailableError(code=503, err_code=NO_SPACE, description="store is closed")
+        monkeypatch.setattr(connection.js, "publish", refusing(error, 2, connection))
+        assert await log.decide(failed(0, 0), limit=9999, domain="d")
 
 
 async def test_the_log_survives_a_killed_broker_and_the_reader_goes_on(tmp_path: Path) -> None:
