@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import AttentionInterface, AutoModelForCausalLM
 from transformers.utils import logging
@@ -202,12 +203,29 @@ def load_model(path: Path, dtype: torch.dtype) -> PackedModel:
             trust_remote_code=False,
             use_safetensors=True,
         )
+    except SafetensorError as error:
+        raise ConfigError(
+            f"{_unreadable(path)}: weights cannot be read ({error}); fetch the file again"
+        ) from error
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ConfigError(f"{path}: not a causal language model: {reason}") from error
     if report["missing_keys"]:
         raise ConfigError(f"{path}: weights of {min(report['missing_keys'])!r} are missing")
-    return PackedModel(model.to(torch.accelerator.current_accelerator() or "cpu"), str(path))
+    # a build for GPUs names one even where none is to be had
+    device = torch.accelerator.current_accelerator(check_available=True) or "cpu"
+    return PackedModel(model.to(device), str(path))
+
+
+def _unreadable(path: Path) -> Path:
+    """The first file of weights in a folder that is not one, else the folder."""
+    for file in sorted(path.glob("*.safetensors")):
+        try:
+            with safe_open(file, "pt"):
+                pass
+        except SafetensorError:
+            return file
+    return path
 
 
 def _cost(model: Any) -> Cost:

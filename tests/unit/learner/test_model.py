@@ -194,6 +194,23 @@ def test_missing_weights_are_refused(make_model, tmp_path: Path):
         load_model(tmp_path, torch.float32)
 
 
+def test_a_pointer_to_weights_that_were_not_fetched_is_refused(make_model, tmp_path: Path):
+    (tmp_path / "config.json").write_bytes((make_model() / "config.json").read_bytes())
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
+    (tmp_path / "model.safetensors").write_text(pointer)
+    with pytest.raises(ConfigError, match=r"model\.safetensors: weights cannot be read .*again"):
+        load_model(tmp_path, torch.float32)
+
+
+def test_a_build_for_a_device_that_is_not_there_trains_on_the_cpu(make_model, monkeypatch):
+    def absent(*, check_available: bool = False) -> torch.device | None:
+        return None if check_available else torch.device("meta")
+
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", absent)
+    loaded = load_model(make_model(), torch.float32)
+    assert {parameter.device.type for parameter in loaded.module.parameters()} == {"cpu"}
+
+
 def test_a_model_that_mixes_packed_sequences_is_refused(tmp_path: Path):
     config = MambaConfig(
         vocab_size=32, hidden_size=16, state_size=4, num_hidden_layers=1, use_mambapy=False

@@ -278,7 +278,7 @@ def test_a_changed_byte_of_a_checkpoint_is_found(make_model, make_batch, tmp_pat
         Trainer.restore(tmp_path, FAST, temperature=TEMPERATURE, dtype="bfloat16")
 
 
-@pytest.mark.parametrize("name", [files.MASTERS, files.OPTIMIZER, files.TRAINER])
+@pytest.mark.parametrize("name", [files.MODEL, files.MASTERS, files.OPTIMIZER, files.TRAINER])
 def test_a_cut_checkpoint_file_is_refused_by_name(make_model, make_batch, tmp_path, name):
     trainer = trainer_of(make_model())
     trainer.train(make_batch(0))
