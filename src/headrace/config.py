@@ -197,9 +197,10 @@ class Learner(Section, frozen=True, kw_only=True):
     keep_checkpoints: int = 2
     """Checkpoints that are kept; the newest is also the resume point."""
     max_filtered: int = 200
-    """Filtered groups in a row, without a step, after which the run stops."""
+    """Groups in a row without reward spread after which the run stops; may differ at a restart."""
     idle_s: float = 600.0
-    """Seconds without a new record after which the learner gives up, naming what it waits for."""
+    """Seconds without a new record after which the learner gives up, naming what it waits for; may
+    differ at a restart."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -351,11 +352,12 @@ def to_json(config: Config) -> bytes:
 def shared(config: Config) -> dict[str, Any]:
     """What every process of a run must agree on.
 
-    The run folder, the broker's address, where metrics go and what an actor's machine decides
-    (threads, cache, pools, concurrency) may differ.
+    The run folder, the broker's address, where metrics go, how long the learner goes on without
+    progress, and what an actor's machine decides (threads, cache, pools, concurrency) may differ.
     """
     tree: dict[str, Any] = msgspec.to_builtins(config)
     del tree["run"]["dir"], tree["run"]["name"], tree["broker"], tree["monitor"]
+    del tree["learner"]["max_filtered"], tree["learner"]["idle_s"]
     tree["actors"] = {"max_model_len": config.actors.max_model_len}
     return tree
 

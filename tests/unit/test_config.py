@@ -269,10 +269,16 @@ def test_the_difference_shows_keys_of_another_loss_as_absent():
 
 
 @pytest.mark.parametrize(
-    "argument", ["run.dir=/elsewhere", "run.name=other", "broker.url=nats://h:1", "actors.count=9"]
-)
-def test_what_differs_between_machines_of_one_run_leaves_the_fingerprint(argument):
-    assert fingerprint(load([], [argument])) == fingerprint(Config())
+    "argument",
+    [
+        "run.dir=/elsewhere", "run.name=other", "broker.url=nats://h:1", "actors.count=9",
+        "learner.max_filtered=999", "learner.idle_s=9",
+    ],
+)  # fmt: skip
+def test_what_may_differ_between_the_processes_of_a_run_leaves_the_fingerprint(argument):
+    other = load([], [argument])
+    assert fingerprint(other) == fingerprint(Config())
+    assert difference(Config(), other) == []
 
 
 @pytest.mark.parametrize(
