@@ -9,6 +9,9 @@ from xml.etree import ElementTree
 
 import pytest
 
+from headrace.config import load
+from headrace.monitor.progress import Summary, write_summary
+
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "learning.py"
 
 
@@ -37,16 +40,46 @@ def test_the_newest_row_of_an_arm_and_seed_counts(learning: ModuleType):
 
 
 def test_gains_over_seeds_have_students_interval(learning: ModuleType):
-    gains = [0.2, 0.3, 0.4]
     # mean 0.3, standard deviation 0.1, t of two degrees of freedom 4.303: half width 0.2484
-    assert learning._over_seeds(gains) == "+30 (+5 to +55)"
-    assert learning._over_seeds([0.2]) == "one seed"
+    assert learning.students([0.2, 0.3, 0.4]) == pytest.approx((0.0516, 0.5484), abs=1e-4)
 
 
-def test_the_table_pools_the_tasks_of_all_seeds(learning: ModuleType):
-    learning.ROWS.write_text("".join(row("η = 2", seed, 5, 15) for seed in (1, 2, 3)))
+def test_more_seeds_than_the_table_of_t_still_have_an_interval(learning: ModuleType):
+    low, high = learning.students([0.1 * (k % 2) for k in range(20)])
+    assert 0.0 < low < 0.05 < high < 0.1
+
+
+def test_the_table_shows_every_seed_and_does_not_pool_their_answers(learning: ModuleType):
+    rows = [row("η = 2", 1, 5, 15), row("η = 2", 2, 5, 13), row("η = 2", 3, 5, 17)]
+    learning.ROWS.write_text("".join(rows))
     *_, line = learning.table(learning.stored()).splitlines()
-    assert line.startswith("| η = 2 | d | 3 | 25 % (16-37) | 75 % (63-84) | +50 (")
+    # gains 0.5, 0.4, 0.6 as above; 60 independent answers would give +32 to +63
+    assert line == "| η = 2 | d | 25 % | 75 % | +50, +40, +60 | +50 (+25 to +75) |"
+
+
+def test_one_seed_has_the_interval_of_its_own_two_rates(learning: ModuleType):
+    learning.ROWS.write_text(row("η = 2", 1, 5, 15))
+    *_, line = learning.table(learning.stored()).splitlines()
+    assert line == "| η = 2 | d | 25 % | 75 % | +50 | +50 (+19 to +70) |"
+
+
+def test_a_run_that_was_complete_before_is_not_stored_again(
+    learning: ModuleType, tmp_path: Path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    stored: list[int] = []
+
+    def train(_file: Path, overrides: list[str]) -> None:
+        folder = Path(load([learning.FILE], overrides).run.dir)
+        folder.mkdir(parents=True)
+        write_summary(folder, Summary(run="r", version=1, steps=1))
+
+    monkeypatch.setattr(learning, "train", train)
+    monkeypatch.setattr(learning, "row", lambda _arm, seed, _finished: seed)
+    monkeypatch.setattr(learning, "store", lambda _script, row: stored.append(row))
+    for seed in (1, 2, 1):
+        learning.measure("η = 2", seed)
+    assert stored == [1, 2]
 
 
 def test_the_plot_is_one_image_that_names_every_arm(learning: ModuleType):
