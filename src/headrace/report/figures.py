@@ -42,7 +42,8 @@ def bucket_width(last: int) -> int:
 def success_by_version(rows: Iterable[Row], width: int) -> list[Series]:
     """Share of training samples that succeeded, by domain and the version that sampled them.
 
-    Samples of one group are of one task, and alike: the interval rests on groups, not on samples.
+    Samples of one group are of one task, and alike: every group counts once, however many of its
+    samples a version took part in, and the interval rests on groups.
     """
 
     def point(x: float, chosen: list[Row]) -> Point:
@@ -50,11 +51,7 @@ def success_by_version(rows: Iterable[Row], width: int) -> list[Series]:
         for row in chosen:
             groups[row.group].append(float(row.success))
         shares = [_mean(group) for group in groups.values()]
-        return Point(
-            x,
-            _mean([float(row.success) for row in chosen]),
-            *interval(shares, len(chosen) // len(groups)),
-        )
+        return Point(x, _mean(shares), *interval(shares, len(chosen) // len(groups)))
 
     return _by_version(rows, width, point)
 

@@ -178,8 +178,9 @@ def _charts(history: History, metrics: figures.Metrics, last: int) -> list[Chart
     held_out = figures.probe_marks(figures.probe_rates(rows))
     sampled = "policy version"
     return [
-        _chart("Success in training", "share of all training samples, with 95 % intervals; squares "
-               "are held-out tasks", [*success, *held_out], last, x=sampled, unit="%", y=SHARES),
+        _chart("Success in training",
+               "training samples, mean over groups with 95 % intervals; squares are held-out tasks",
+               [*success, *held_out], last, x=sampled, unit="%", y=SHARES),
         _chart("Mean score", "reward of all training samples",
                figures.score_by_version(rows, width), last, x=sampled, y=SHARES),
         _chart("Entropy of the learner", "mean over the trained tokens, nats",

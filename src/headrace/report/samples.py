@@ -172,6 +172,7 @@ class _Reader:
         self._history = History()
         self._early: dict[int, list[tuple[int, Sample]]] = {}
         """Samples before their group was issued, as the state machine accepts them."""
+        self._decided: set[Slot] = set()
 
     def take(self, entry: Entry) -> None:
         parts, where = entry.subject.split("."), f"{entry.subject} at {entry.seq}"
@@ -206,7 +207,12 @@ class _Reader:
         return self._history
 
     def _add(self, seq: int, sample: Sample) -> None:
-        row = _row(seq, sample, self._history.groups[sample.group])
+        group, slot = self._history.groups[sample.group], (sample.group, sample.index)
+        # the state machine ignores both kinds
+        if sample.index >= group.size or slot in self._decided:
+            return
+        self._decided.add(slot)
+        row = _row(seq, sample, group)
         self._history.rows.append(row)
         self._on_sample(row, sample)
 

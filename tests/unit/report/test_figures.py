@@ -187,3 +187,19 @@ def test_a_chart_without_points_is_empty():
 def test_numbers_are_shown_with_three_digits():
     assert [shown(x) for x in (0.01234, 1.0, 99.96, 12345.6)] == ["0.0123", "1", "100", "12,346"]
     assert [shown(x, "%") for x in (0.456, 0.09, 0.0042, 0.0)] == ["46 %", "9 %", "0.42 %", "0 %"]
+
+
+@pytest.mark.parametrize(
+    ("failing", "right"),
+    [([8] * 10, [1] * 3), ([8] * 6, [1] * 6)],  # groups of which a version sampled 8 or 1
+)
+def test_a_point_lies_in_its_interval_where_groups_differ_in_size(failing, right):
+    rows: list[Row] = []
+    for group, (size, score) in enumerate(
+        [(size, 0.0) for size in failing] + [(size, 1.0) for size in right]
+    ):
+        rows += [row(len(rows) + index, group=group, score=score) for index in range(size)]
+    ((point,),) = (series.points for series in figures.success_by_version(rows, 1))
+    assert point.y == pytest.approx(len(right) / (len(failing) + len(right)))
+    assert point.low is not None and point.high is not None
+    assert point.low < point.y < point.high
