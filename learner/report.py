@@ -33,9 +33,21 @@ class Report:
         machine: Machine,
         exporters: Exporters,
         *,
+        started: float,
         totals: dict[str, float] | None = None,
         staleness: dict[int, int] | None = None,
     ) -> None:
+        """Take over from the process's start.
+
+        Args:
+            run_dir: folder of the run.
+            run: its name.
+            machine: state that is reported.
+            exporters: who else is told.
+            started: when this learner's process began, Unix time.
+            totals: running totals of a checkpoint.
+            staleness: trained tokens by lag, of a checkpoint.
+        """
         self._run_dir = run_dir
         self._run = run
         self._machine = machine
@@ -45,11 +57,12 @@ class Report:
         self.trained_tokens = totals.get("trained_tokens", 0.0)
         self.wall_before = totals.get("wall_s", 0.0)
         self.timesheet = Timesheet(
-            {key[5:]: value for key, value in totals.items() if key.startswith("time/")}
+            {key[5:]: value for key, value in totals.items() if key.startswith("time/")},
+            running_s=time.time() - started,
         )
         self.staleness = dict(staleness or {})
         self.published = -1
-        self._started = time.time()
+        self._started = started
         self._sampled: deque[tuple[float, int]] = deque()
         self._trained: deque[tuple[float, float]] = deque()
 

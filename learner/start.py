@@ -65,7 +65,7 @@ async def run_learner(config: Config) -> None:
         await _alone(connection, names)
         async with (
             leased(connection, names, "learner", ident, current_lease),
-            _attached(config, connection, names, ident) as process,
+            _attached(config, connection, names, ident, started) as process,
         ):
             running.append(process)
             folder = await process.run()
@@ -206,7 +206,7 @@ async def _load(
 
 @asynccontextmanager
 async def _attached(
-    config: Config, connection: Connection, names: RunNames, ident: str
+    config: Config, connection: Connection, names: RunNames, ident: str, started: float
 ) -> AsyncIterator[LearnerProcess]:
     run_dir = Path(config.run.dir)
     curriculum = Curriculum(config)
@@ -235,6 +235,7 @@ async def _attached(
         names.run,
         machine,
         exporters,
+        started=started,
         totals=state.totals if state else None,
         staleness=state.staleness if state else None,
     )

@@ -210,10 +210,11 @@ class Signal:
 class Timesheet:
     """Where the time of one activity after another goes, in seconds."""
 
-    def __init__(self, seconds: dict[str, float] | None = None) -> None:
+    def __init__(self, seconds: dict[str, float] | None = None, *, running_s: float = 0.0) -> None:
+        """Begin with the activity `starting`, which has lasted `running_s` by now."""
         self.seconds = dict(seconds or {})
         self._activity = "starting"
-        self._since = time.monotonic()
+        self._since = time.monotonic() - running_s
 
     def switch(self, activity: str) -> None:
         """Charge the time since the last switch to the activity that ends, and begin another."""

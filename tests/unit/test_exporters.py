@@ -195,7 +195,7 @@ def test_a_client_that_is_not_installed_is_named_with_its_extra(tmp_path, monkey
         Exporters.open(Monitor(tensorboard=False, wandb_project="p"), tmp_path, "run", "id")
 
 
-WANDB_STORY = """
+WANDB_START = """
 import asyncio, logging, os, signal, sys
 from pathlib import Path
 from headrace.configmonitor import Monitor
@@ -208,6 +208,13 @@ async def start(mode):  # in a thread, as the learner does
     config = Monitor(tensorboard=False, wandb_project="p", wandb_mode=mode)
     return await asyncio.to_thread(Exporters.open, config, Path(sys.argv[1]), "first", "abc")
 
+def kill_client():
+    for pid in map(int, Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()):
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+"""
+
+WANDB_STORY = """
 try:
     asyncio.run(start("online"))
 except ConfigError as error:
@@ -219,16 +226,25 @@ exporters.close()
 
 exporters = asyncio.run(start("offline"))  # the learner starts again
 exporters.step(3, {"loss": 0.125}, 1.0)
-for pid in map(int, Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()):
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
+kill_client()
 for version in (4, 5, 6):
     exporters.step(version, {"loss": 0.125}, 1.0)
 exporters.close()
+"""
+
+WANDB_LOST_LATE = """
+exporters = asyncio.run(start("offline"))
+exporters.step(1, {"loss": 0.5}, 1.0)
+kill_client()
+exporters.close()
+"""
+
+WANDB_END = """
 print("trained on")
 sys.stdout.flush()
 os._exit(0)  # the client's own farewell fails without its process
 """
+WANDB_LOST = "Weights & Biases gets no more metrics until the learner starts"
 
 
 def history(path: Path) -> list[dict[str, str]]:
@@ -257,22 +273,27 @@ def history(path: Path) -> list[dict[str, str]]:
     return rows
 
 
-@pytest.mark.slow
-def test_wandb_keeps_each_step_offline_and_never_stops_a_run(tmp_path):
+def wandb_story(story: str, run_dir: Path) -> list[str]:
+    """Lines that a process of its own prints, which plays a learner's part."""
     env = {
         "PATH": os.environ["PATH"],
-        "HOME": str(tmp_path),
+        "HOME": str(run_dir),
         "WANDB_BASE_URL": "http://127.0.0.1:9",
     }
     done = subprocess.run(
-        [sys.executable, "-P", "-c", WANDB_STORY, str(tmp_path)],
+        [sys.executable, "-P", "-c", WANDB_START + story + WANDB_END, str(run_dir)],
         capture_output=True, text=True, env=env, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    refused, dropped, last = done.stdout.splitlines()
+    return done.stdout.splitlines()
+
+
+@pytest.mark.slow
+def test_wandb_keeps_each_step_offline_and_never_stops_a_run(tmp_path):
+    refused, dropped, last = wandb_story(WANDB_STORY, tmp_path)
     assert "monitor.wandb_project 'p' cannot be opened: No API key" in refused
     assert "set monitor.wandb_mode=offline" in refused
-    assert dropped.startswith("Weights & Biases gets no more metrics until the learner starts")
+    assert dropped.startswith(WANDB_LOST)
     assert last == "trained on"
     first, second = sorted((tmp_path / "wandb").glob("offline-run-*-abc*/run-abc.wandb"))
     rows = history(first)
@@ -281,3 +302,10 @@ def test_wandb_keeps_each_step_offline_and_never_stops_a_run(tmp_path):
         ("2", "0.25", "0.25"),
     ]
     assert second != first
+
+
+@pytest.mark.slow
+def test_wandb_lost_between_the_last_step_and_the_end_is_one_warning(tmp_path):
+    dropped, last = wandb_story(WANDB_LOST_LATE, tmp_path)
+    assert dropped.startswith(WANDB_LOST)
+    assert last == "trained on"

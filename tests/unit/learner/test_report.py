@@ -1,5 +1,6 @@
 """What the learner reports, across restarts."""
 
+import time
 from pathlib import Path
 
 from headrace.learner.machine import Machine
@@ -29,10 +30,11 @@ class Recorder:
         self.phases.append("closed")
 
 
-def open_report(run_dir: Path, recorder: Recorder) -> Report:
+def open_report(run_dir: Path, recorder: Recorder, *, running_s: float = 0.0) -> Report:
     exporters = Exporters()
     exporters.add(recorder)
-    return Report(run_dir, "run", Machine(run_config()), exporters)
+    started = time.time() - running_s
+    return Report(run_dir, "run", Machine(run_config()), exporters, started=started)
 
 
 def test_a_step_that_is_computed_again_after_a_restart_is_reported_once(tmp_path: Path) -> None:
@@ -58,3 +60,11 @@ def test_progress_goes_to_the_run_folder_and_to_the_exporters_alike(tmp_path: Pa
     assert written is not None
     assert written.phase == "training"
     assert recorder.phases == ["training", "closed"]
+
+
+def test_the_time_before_the_first_report_counts_as_starting(tmp_path: Path) -> None:
+    report = open_report(tmp_path, Recorder(), running_s=30.0)
+    report.timesheet.switch("train")
+    summary = report.summary(tmp_path)
+    report.close()
+    assert 30.0 <= summary.time_s["starting"] <= summary.wall_s
