@@ -1,9 +1,13 @@
 """`headrace status` on a real broker."""
 
+import argparse
+import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
+import msgspec
 import nats.errors
 import pytest
 
@@ -16,6 +20,7 @@ from headrace.broker.subjects import RunNames
 from headrace.broker.taskqueue import TaskQueue
 from headrace.cli import status
 from headrace.config import Config, load
+from headrace.errors import DeadlineError
 from headrace.monitor.progress import Progress, write_progress
 
 pytestmark = pytest.mark.nats
@@ -82,3 +87,16 @@ async def test_a_lost_answer_about_the_leases_is_asked_for_again(
     monkeypatch.setattr(leases, "alive", lossy)
     assert (await status._status(config))["processes"] == []
     assert lost
+
+
+async def test_a_broker_that_does_not_know_the_run_yields_what_the_folder_says(
+    config: Config, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, name="other"))
+    monkeypatch.setattr(status, "resolve", lambda _items: other)
+    arguments = argparse.Namespace(items=[], json=True)
+    with pytest.raises(DeadlineError, match="'other'"):
+        await asyncio.to_thread(status.run, arguments)
+    write_progress(Path(config.run.dir), Progress(steps=3, phase="training"))
+    assert await asyncio.to_thread(status.run, arguments) == 0
+    assert json.loads(capsys.readouterr().out)["phase"] == "stopped"

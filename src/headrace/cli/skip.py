@@ -34,6 +34,7 @@ async def _skip(config: Config, version: int, reason: str) -> None:
     from headrace.broker.connection import connected
     from headrace.broker.records import Skip, Step, decode
     from headrace.broker.runlog import RunLog
+    from headrace.broker.state import RunState
     from headrace.broker.subjects import RunNames
 
     names = RunNames(config.run_name)
@@ -41,6 +42,9 @@ async def _skip(config: Config, version: int, reason: str) -> None:
         log = await RunLog.attach(connection, names)
         last = await log.last(names.step)
         done = decode(last.data, Step, where=names.step).version if last else 0
+        # checkpoints let the records of steps be purged, whose weights were announced before
+        current = await RunState(connection, names).current()
+        done = max(done, current.version if current else 0)
         if not done < version <= config.learner.steps:
             raise ConfigError(
                 f"step {version} cannot be passed over: the ledger ends at step {done} of "

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from headrace.cli.runargs import USAGE, resolve
 from headrace.cli.runargs import add_arguments as add_run_arguments
 from headrace.config import Config
-from headrace.errors import BrokerError
+from headrace.errors import BrokerError, DeadlineError
 
 if TYPE_CHECKING:
     from headrace.monitor.progress import Progress
@@ -31,7 +31,7 @@ def run(args: argparse.Namespace) -> int:
     config = resolve(args.items)
     try:
         status = asyncio.run(_status(config))
-    except BrokerError as error:
+    except (BrokerError, DeadlineError) as error:
         status = _stopped(config, error)
     if args.json:
         print(json.dumps(status))
@@ -40,11 +40,11 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _stopped(config: Config, error: BrokerError) -> dict[str, Any]:
+def _stopped(config: Config, error: BrokerError | DeadlineError) -> dict[str, Any]:
     """What the run folder says of a run whose broker does not answer.
 
     Raises:
-        BrokerError: the folder knows nothing either.
+        BrokerError, DeadlineError: the folder knows nothing either.
     """
     import msgspec
 

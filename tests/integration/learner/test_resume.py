@@ -117,7 +117,8 @@ async def test_slots_without_an_actor_are_decided_by_their_deadline(tmp_path: Pa
 async def test_a_batch_can_be_passed_over_and_the_ledger_and_the_replay_show_it(
     tmp_path: Path,
 ) -> None:
-    with Commands(tmp_path / "run", "learner.steps=3", "probes.tasks=0") as run:
+    settings = ["learner.steps=3", "learner.keep_checkpoints=1", "probes.tasks=0"]
+    with Commands(tmp_path / "run", *settings) as run:
         port = int(run.url.rpartition(":")[2])
         async with bundled_server(tmp_path / "nats", port=port):
             learner = run.start("learner")
@@ -126,8 +127,10 @@ async def test_a_batch_can_be_passed_over_and_the_ledger_and_the_replay_show_it(
                 run.call, "skip", str(run.run_dir), "--step", "2", "--reason", "poison"
             )
             assert skip.returncode == 0, skip.stderr
-            async with acting(run.url, "run"):
+            async with acting(run.url, "run") as connection:
                 assert await ended(learner) == 0, run.output("learner")
+                log = await RunLog.attach(connection, RunNames("run"))
+                assert await log.last(RunNames("run").step) is None, "purged with its checkpoint"
             late = await asyncio.to_thread(
                 run.call, "skip", str(run.run_dir), "--step", "2", "--reason", "late"
             )

@@ -201,5 +201,6 @@ def test_a_point_lies_in_its_interval_where_groups_differ_in_size(failing, right
         rows += [row(len(rows) + index, group=group, score=score) for index in range(size)]
     ((point,),) = (series.points for series in figures.success_by_version(rows, 1))
     assert point.y == pytest.approx(len(right) / (len(failing) + len(right)))
-    assert point.low is not None and point.high is not None
+    assert point.low is not None
+    assert point.high is not None
     assert point.low < point.y < point.high
