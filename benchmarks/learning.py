@@ -19,7 +19,7 @@ from pathlib import Path
 from headrace.benchrows import store
 from headrace.benchruns import FinishedRun, train
 from headrace.config import load
-from headrace.monitor.progress import Rate, difference, read_summary
+from headrace.monitor.progress import Rate, difference, read_summary, wilson
 from headrace.report.figures import Point, Series
 from headrace.report.panels import panels
 
@@ -117,12 +117,13 @@ def stored() -> list[Run]:
 def table(runs: list[Run]) -> str:
     """Before, after and gain by arm and domain.
 
-    The interval of the mean gain is Student's over seeds. Every seed is asked the same held-out
-    tasks, so their answers are not so many independent ones: nothing is pooled. One seed alone has
-    the interval of the difference of its two rates.
+    Every seed is asked the same held-out tasks, so that their answers are not so many independent
+    ones: the 95 % interval of a share is that of as many answers as there are tasks (Wilson). That
+    of the mean gain is Student's over seeds; one seed alone has the interval of the difference of
+    its two rates.
     """
     lines = [
-        "| arm | domain | before | after | gain by seed | mean gain, 95 % |",
+        "| arm | domain | before, % | after, % | gain by seed | mean gain, 95 % |",
         "|---|---|---|---|---|---|",
     ]
     for arm, members in _by_arm(runs).items():
@@ -147,11 +148,15 @@ def _by_arm(runs: list[Run]) -> dict[str, list[Run]]:
 
 
 def _share(rates: list[Rate]) -> str:
-    return f"{100 * statistics.fmean(rate.mean for rate in rates):.0f} %"
+    mean = statistics.fmean(rate.mean for rate in rates)
+    tasks = min(rate.n for rate in rates)
+    low, high = wilson(mean * tasks, tasks)
+    return f"{100 * mean:.0f} ({100 * low:.0f}-{100 * high:.0f})"
 
 
 def _signed(value: float) -> str:
-    return f"{100 * value:+.0f}"
+    # the same half is not shown as two numbers
+    return f"{round(100 * value, 6):+.0f}"
 
 
 def students(values: list[float]) -> tuple[float, float]:

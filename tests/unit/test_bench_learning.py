@@ -53,14 +53,14 @@ def test_the_table_shows_every_seed_and_does_not_pool_their_answers(learning: Mo
     rows = [row("η = 2", 1, 5, 15), row("η = 2", 2, 5, 13), row("η = 2", 3, 5, 17)]
     learning.ROWS.write_text("".join(rows))
     *_, line = learning.table(learning.stored()).splitlines()
-    # gains 0.5, 0.4, 0.6 as above; 60 independent answers would give +32 to +63
-    assert line == "| η = 2 | d | 25 % | 75 % | +50, +40, +60 | +50 (+25 to +75) |"
+    # shares of 20 answers: 60 independent ones would give 16-37 and 63-84; gains as above
+    assert line == "| η = 2 | d | 25 (11-47) | 75 (53-89) | +50, +40, +60 | +50 (+25 to +75) |"
 
 
 def test_one_seed_has_the_interval_of_its_own_two_rates(learning: ModuleType):
     learning.ROWS.write_text(row("η = 2", 1, 5, 15))
     *_, line = learning.table(learning.stored()).splitlines()
-    assert line == "| η = 2 | d | 25 % | 75 % | +50 | +50 (+19 to +70) |"
+    assert line == "| η = 2 | d | 25 (11-47) | 75 (53-89) | +50 | +50 (+19 to +70) |"
 
 
 def test_a_run_that_was_complete_before_is_not_stored_again(
